@@ -29,7 +29,7 @@ def inputs(name: str) -> dict[str, str]:
     one, big = ParsedCall("f", CODE, "call_0_0"), ParsedCall("f", BIG, "call_0_0")
     return {
         "1 call of 200 B": parser.render_call(one),
-        "1 call behind a thought": f"<think>\nLet me see.\n</think>\n\n{parser.render_call(one)}",
+        "1 call after reasoning": f"<think>\nLet me see.\n</think>\n\n{parser.render_call(one)}",
         "8 calls": parser.render_calls([one] * 8),
         "1,000 calls": parser.render_calls([one] * 1000),
         "a 1 MB argument": parser.render_call(big),
@@ -115,7 +115,7 @@ def hostile(name: str) -> dict[str, str]:
         "brackets": f"{one[: len(one) // 2]}\0[",
         "brackets in prose": "x\0[f(",
         "quotes": f"{one[: len(one) // 2]}\0', a='",
-        "thoughts": "\0<think>",
+        "reasoning": "\0<think>",
         "fences": "\0```x\n",
     }
 
@@ -170,7 +170,7 @@ PROSE = ("I will look at the file first, then run the tests and see what they sa
 FORMATS = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
 
 
-@pytest.mark.parametrize("what", ["plain text", "thought", "call"])
+@pytest.mark.parametrize("what", ["plain text", "reasoning", "call"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> None:
     """Measure feeding one token of four characters, as a streaming engine does."""
@@ -180,7 +180,7 @@ def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> 
     )
     texts = {
         "plain text": PROSE,
-        "thought": parser.think[0] + PROSE,
+        "reasoning": parser.think[0] + PROSE,
         "call": parser.render_call(ParsedCall(tool, args, "call_0_0")),
     }
     chunks = [texts[what][start : start + 4] for start in range(0, len(texts[what]), 4)]

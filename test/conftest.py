@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was imported from garbage collection: with torch, `gc.collect()` takes half a second."""
+    """Exempt imported modules from garbage collection: with torch, `gc.collect()` takes half a second."""
     gc.collect()
     gc.freeze()
 

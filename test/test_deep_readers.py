@@ -1,4 +1,4 @@
-"""Deeply nested text and values make every reader return a value or raise what it promises."""
+"""For deeply nested text and values, every reader returns a value or raises its documented error."""
 
 import os
 import subprocess

@@ -18,7 +18,7 @@ TAKES_TOOLS = ("ToolCompose", "SimpleToolTransform", "as_tool")
 
 
 def programs() -> Iterator[tuple[str, str]]:
-    """Document → its Python, what it writes into files of Python included."""
+    """Document → its Python, including Python files that it writes."""
     for page in ("README.md", "docs/howto/tools.md", "docs/howto/extending.md"):
         text = (ROOT / page).read_text("utf-8")
         yield Path(page).stem, "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -79,7 +79,7 @@ def definitions(tree: ast.Module) -> dict[str, Any]:
 
 @dataclass
 class Example:
-    """How a documented tool is made, and what it is called with."""
+    """How to create a documented tool, and the arguments of a call."""
 
     good: Mapping[str, Any]
     bad: tuple[Mapping[str, Any], ...] = ({},)

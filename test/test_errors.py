@@ -43,13 +43,13 @@ def cluster(**options: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("value", ["3", [1], True, object()])
-def test_what_is_no_number_is_refused_with_what_was_expected(make: Any, name: str, value: object):
+def test_value_that_is_not_a_number_is_rejected_with_the_expected_type(make: Any, name: str, value: object):
     with pytest.raises(TypeError, match=rf"^{name} is a .*; got .*\({type(value).__name__}\)$"):
         make(**{name: value})
 
 
 @given(NO_NUMBERS)
-def test_every_check_refuses_what_is_no_number(value: object):
+def test_every_check_rejects_values_that_are_not_numbers(value: object):
     for check in (check_seconds, check_above_zero, check_count):
         with pytest.raises(TypeError, match=r"^x is a "):
             check("x", value)
@@ -81,7 +81,7 @@ def test_numbers_are_accepted_if_they_are_above_zero(value: float):
         ({"recorder": 5}, "recorder must be a Recorder.*; got int"),
     ],
 )
-def test_a_wrong_option_of_tool_compose_is_a_type_error_that_says_what_is_expected(options: Any, words: str):
+def test_wrong_option_of_tool_compose_is_a_type_error_with_the_expected_type(options: Any, words: str):
     with pytest.raises(TypeError, match=words):
         ToolCompose(**options)
 
@@ -92,6 +92,6 @@ def test_a_limiter_without_limits_lets_everything_pass():
 
 
 @pytest.mark.parametrize("tokenizer", [None, "Qwen/Qwen3-0.6B", object()])
-def test_what_is_no_tokenizer_is_refused_with_what_a_tokenizer_has(tokenizer: object):
+def test_object_that_is_not_a_tokenizer_is_rejected_with_the_missing_methods(tokenizer: object):
     with pytest.raises(TypeError, match=r"AutoTokenizer.*got \w+, which has no apply_chat_template, "):
         TurnTokenizer(tokenizer)

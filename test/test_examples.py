@@ -1,4 +1,4 @@
-"""The examples run as programs, as the README says, and what they and the benchmarks import exists."""
+"""The examples run as programs, as in the README, and imports of examples and benchmarks exist."""
 
 import ast
 import importlib

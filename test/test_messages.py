@@ -1,4 +1,4 @@
-"""The values that travel: what a tool may return, and that status and is_error agree."""
+"""The message values: possible return values of a tool, and the agreement of status and is_error."""
 
 import asyncio
 import copy
@@ -156,7 +156,7 @@ def test_a_reward_is_added_to_a_result():
 @pytest.mark.parametrize(
     "value", [(), ("a", 1, {}, 4), ("a", "1"), ("a", True), ("a", 1.0, 3), ("a", 1.0, [1])]
 )
-def test_other_tuples_are_no_result_of_verl(value: tuple[object, ...]):
+def test_other_tuples_are_not_results_of_verl(value: tuple[object, ...]):
     with pytest.raises(TypeError, match=r"tuple|reward|metrics"):
         ToolResult.from_verl(value)
 
@@ -343,7 +343,7 @@ def test_any_json_value_reads_back_from_the_text(value: object):
         ([], ""),
     ],
 )
-def test_a_message_has_text_whatever_its_content(content: object, text: str):
+def test_message_has_text_for_any_content(content: object, text: str):
     assert Message("user", content).text == text
 
 
@@ -362,7 +362,7 @@ def test_values_cannot_be_changed():
         (TimeoutError("5 s"), Status.TIMEOUT, "Error: t timed out: 5 s"),
     ],
 )
-def test_what_a_tool_may_raise_is_a_result(error, status, text):
+def test_tool_errors_become_results(error, status, text):
     result = ToolResult.from_error(error, "t")
     assert result is not None
     assert (result.status, result.text, result.stop) == (status, text, isinstance(error, StopSignal))
@@ -370,7 +370,7 @@ def test_what_a_tool_may_raise_is_a_result(error, status, text):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError(), SystemExit()])
-def test_a_bug_is_no_result(error):
+def test_bug_does_not_become_a_result(error):
     assert ToolResult.from_error(error, "t") is None
 
 
@@ -427,7 +427,7 @@ def test_a_value_whose_constructor_computes_fields_is_an_ordinary_frozen_value(v
     meta=st.none() | st.dictionaries(st.text(), st.integers()),
     stop=st.booleans(),
 )
-def test_from_text_returns_what_the_constructor_does(text, is_error, status, meta, stop):
+def test_from_text_equals_the_constructor(text, is_error, status, meta, stop):
     if status is Status.OK:
         is_error = False  # the constructor refuses the contradiction
     made = ToolResult.from_text(text, is_error=is_error, meta=meta, status=status, stop=stop)

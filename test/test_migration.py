@@ -1,4 +1,4 @@
-"""Each row of the table in `tutorials/10_from_torchrl_transforms.py` holds: the old beside the new."""
+"""Each row of the table in `tutorials/10_from_torchrl_transforms.py` holds, old and new form."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def _lists_are_stacks():
 
 
 def rows():
-    """The first cells of the table, as they stand there."""
+    """The first cells of the table, verbatim."""
     found = re.findall(r"^#    \* - ``(.+)``$", TUTORIAL.read_text(), re.MULTILINE)
     assert len(found) == len(set(found)) > 20
     return found
@@ -73,7 +73,7 @@ def old(transform, *said):
 
 
 def new(*tools, said, **options):
-    """What a ToolCompose appends to each row."""
+    """The messages that a ToolCompose appends to each row."""
     chat = LegacyEnv(len(said), *tools, **options)
     try:
         return chat.step(*said), chat.errors()

@@ -70,7 +70,7 @@ def test_public_names_are_sorted_once_and_cover_the_lazy_ones():
 @pytest.mark.parametrize("package", [torchrl_agentic, torchrl_agentic.testing])
 def test_a_name_that_is_not_there_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match="no_such_name"):
-        package.no_such_name
+        _ = package.no_such_name
 
 
 @pytest.mark.parametrize("name", torchrl_agentic.testing.__all__)

@@ -65,7 +65,7 @@ def test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pin
     assert {name: str(version) for name, version in found.items() if PINS.get(name) != version} == {}
 
 
-def test_whatever_users_may_install_has_a_lowest_version():
+def test_every_dependency_has_a_lowest_version():
     users = {one.name for group, all_ in declared().items() if group not in ("docs", "dev") for one in all_}
     assert floors().keys() == users
 

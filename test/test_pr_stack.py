@@ -213,7 +213,7 @@ async def test_a_row_holds(name: str):
 
 
 @pytest.mark.parametrize("cells", rows("To change"), ids=lambda cells: code(cells[0]))
-def test_what_is_to_be_changed_does_not_work_and_its_replacement_does(cells: list[str]):
+def test_migration_rows_fail_before_and_work_after_the_change(cells: list[str]):
     before, after = map(code, cells)
     if "HttpTool(" not in before:  # the old form is accepted, and means other ports
         with pytest.raises((ImportError, TypeError)):

@@ -1,4 +1,4 @@
-"""Rules of the test suite itself: which tests run alone, which are slow, and what they may read."""
+"""Rules of the test suite: tests that run alone, slow tests, and attributes that tests may read."""
 
 import ast
 import re
@@ -85,8 +85,8 @@ def test_tests_that_start_ray_or_change_quotas_run_one_after_the_other(request: 
     assert {f"test_tutorials.py::test_a_tutorial_runs[{name}]" for name in tutorials} <= set(listed)
 
 
-def test_the_slow_and_the_lonely_tests_exist(request: pytest.FixtureRequest):
-    """Else a file that moves becomes quick, or runs beside others, unnoticed."""
+def test_listed_slow_and_exclusive_tests_exist(request: pytest.FixtureRequest):
+    """Otherwise a file that moves would run as a quick or parallel test unnoticed."""
     conftest = _conftest(request)
     listed = {entry.partition("::")[0] for entry in (*conftest.SLOW, *conftest.MACHINE)}
     assert not {entry for entry in listed if not (HERE / entry).exists()}

@@ -110,14 +110,14 @@ def test_plain_text_stays(text: str):
         ("[bold]no markup[/] :smile:", "[bold]no markup[/] :smile:"),
     ],
 )
-def test_what_cannot_be_seen_stands_as_what_can(text: str, shown: str):
+def test_invisible_characters_are_shown_escaped(text: str, shown: str):
     assert printable(text) == shown
 
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @pytest.mark.parametrize("mark", ["", "…", "...(truncated)..."])
 @given(text=st.text(), bound=st.integers(17, 60))
-def test_a_truncated_text_is_as_long_as_the_bound_and_made_of_its_ends(side, mark, text, bound):
+def test_truncated_text_has_the_length_of_the_bound_and_both_ends(side, mark, text, bound):
     left = truncate(text, bound, side=side, mark=mark)
     if len(text) <= bound:
         assert left == text
@@ -130,7 +130,7 @@ def test_a_truncated_text_is_as_long_as_the_bound_and_made_of_its_ends(side, mar
 
 
 @given(st.text(max_size=80), st.integers(0, 40))
-def test_a_text_without_its_middle_tells_how_much_is_missing(text: str, bound: int):
+def test_shortened_text_shows_how_much_is_missing(text: str, bound: int):
     left = truncate_middle(text, bound)
     if len(text) <= bound:
         assert left == text
@@ -141,7 +141,7 @@ def test_a_text_without_its_middle_tells_how_much_is_missing(text: str, bound: i
 
 
 @given(_hostile, st.integers(1, 60))
-def test_one_line_can_be_printed_encoded_and_is_never_longer(text: str, bound: int):
+def test_one_line_is_printable_encodable_and_not_longer(text: str, bound: int):
     line = one_line(text, bound)
     assert line.isprintable()
     assert len(line) <= bound
@@ -160,7 +160,7 @@ def test_a_value_that_has_no_repr_is_named_by_its_type():
     assert shorten(10**9999) == "a huge int"
 
 
-def test_an_unknown_name_is_told_the_most_similar_one_if_there_is_one():
+def test_unknown_name_error_suggests_the_most_similar_one():
     known = ("search", "python", "shell")
     assert did_you_mean("serach", known) == "; did you mean 'search'?"
     assert did_you_mean("weather", known) == did_you_mean("serach", ()) == ""

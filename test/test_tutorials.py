@@ -12,7 +12,7 @@ TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch):
-    """What a tutorial registers is gone behind it."""
+    """Remove the registrations of a tutorial after it."""
     before = dict(PARSERS)
     yield
     PARSERS.clear()

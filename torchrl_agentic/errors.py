@@ -67,6 +67,10 @@ class MissingExtra(ImportError):
         super().__init__(f"{what} needs the {package!r} package: pip install 'torchrl-agentic[{extra}]'")
 
 
+class ConfigError(ValueError):
+    """A mistake in a configuration; the message begins with `file:line`."""
+
+
 def check_seconds(name: str, value: Any, *, none: str = "no bound") -> None:
     """Check that a public argument is a number of seconds above 0, or None.
 

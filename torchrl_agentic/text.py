@@ -100,6 +100,19 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return "" if near is None else f"; did you mean {near!r}?"
 
 
+def unknown_key(key: object, known: Iterable[str], hint: str = "") -> str:
+    """Return the error message for a key that does not exist.
+
+    Args:
+        key: The key that was met.
+        known: The keys that exist.
+        hint: Text to add if none of them is similar.
+    """
+    known = list(known)
+    expected = ", ".join(known) or "(none)"
+    return f"unknown key {key!r}; expected one of {expected}{did_you_mean(key, known) or hint}"
+
+
 _ODD = re.compile("[^ -~]+")
 _MARKS = 3  # as many as a letter of a living script carries
 _SELECTORS = "\ufe0e\ufe0f"  # ask for a picture, or for none: terminals disagree on the width

@@ -58,8 +58,8 @@ import re
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers import TextParser
-from torchrl_agentic.parsers.engine.partial_call import PartialCall, CallParseError
-from torchrl_agentic.parsers.engine.reader import Reader, Incremental
+from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 

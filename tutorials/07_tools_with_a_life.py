@@ -75,9 +75,7 @@ from torch.utils.data import DataLoader
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import DatasetChatEnv
 
-from torchrl_agentic import collate_rows
-
-from torchrl_agentic import EndTrajectory, LifecycleTool, ToolCompose, ToolRewardTransform
+from torchrl_agentic import EndTrajectory, LifecycleTool, ToolCompose, ToolRewardTransform, collate_rows
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.tools import Gsm8kTool
 
@@ -162,7 +160,6 @@ assert at_end == [[0.0] * 3, [0.0] * 3, [0.9, -0.2, 0.95]]
 from dataclasses import replace
 
 import torch
-
 from tensordict import TensorDict
 from torchrl.envs.llm import ChatEnv
 

@@ -1,4 +1,4 @@
-"""`check load` says what was reached, what waited and what went wrong, of any tool."""
+"""`check load` reports throughput, queue times and errors of any tool."""
 
 import re
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_a_function_of_ones_own(tmp_path: Path):
         (["--calls", "0"], "calls"),
     ],
 )
-def test_what_makes_no_sense_is_one_sentence(words: list[str], says: str):
+def test_invalid_options_are_reported_in_one_sentence(words: list[str], says: str):
     found = _run(*words)
     assert found.exit_code == 2
     assert says in found.output
@@ -89,6 +89,6 @@ async def test_no_more_trajectories_call_at_once_than_asked_for():
 
 
 @pytest.mark.parametrize("numbers", [{"calls": 0, "concurrency": 1}, {"calls": 1, "concurrency": 0}])
-async def test_numbers_that_mean_nothing_are_refused(numbers: dict[str, int]):
+async def test_invalid_numbers_are_rejected(numbers: dict[str, int]):
     with pytest.raises(ValueError, match="1 or more"):
         await run_load_test(Dispatcher(), "x", {}, **numbers)

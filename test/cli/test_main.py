@@ -45,7 +45,7 @@ def test_the_recorded_result_is_computed_again(tmp_path: Path):
 
 
 @works
-def test_a_record_that_differs_is_told_and_fails(tmp_path: Path):
+def test_different_record_is_reported_with_exit_code_1(tmp_path: Path):
     text = (EXAMPLES / "gsm8k_code_interpreter.json").read_text()
     (tmp_path / "gsm8k.json").write_text(text.replace('"content": "220000.0"', '"content": "230000.0"'))
     result = _rollout(tmp_path, GSM8K)
@@ -110,7 +110,7 @@ SAY = 'def say() -> str:\n    """Say."""\n    return "a\\x1b[31mb\\x07\\x9b2Jc\\
 
 @pytest.mark.parametrize("name", ["say", "\\u001b[2J\\u009bx"], ids=["output", "tool name"])
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, name: str):
-    """Of what a tool printed, and of what the model wrote as a tool's name."""
+    """Control sequences in tool output and in tool names are escaped."""
     (tmp_path / "t.py").write_text(SAY)
     call = CALL.replace('"say"', f'"{name}"')
     _chat(
@@ -123,7 +123,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, name: str)
 
 
 def test_conversations_of_one_name_are_both_replayed(tmp_path: Path):
-    """The first stops at once; the other goes on for two turns."""
+    """The first stops at once; the other continues for two turns."""
     stop = CALL.replace("say", "stop")
     _chat(tmp_path / "c.jsonl", ("user", "q"), ("assistant", stop))
     _chat(tmp_path / "c.jsonl", ("user", "q"), ("assistant", "one"), ("assistant", "two"))
@@ -165,7 +165,7 @@ def test_an_earlier_record_stays_when_the_next_rollout_cannot_begin(tmp_path: Pa
     assert (tmp_path / "old.jsonl").read_text() == "kept"
 
 
-def test_a_rollout_does_not_write_over_what_it_replays(tmp_path: Path):
+def test_rollout_does_not_overwrite_its_input(tmp_path: Path):
     copy = tmp_path / "copy.json"
     copy.write_text(Path("examples/gsm8k_code_interpreter.json").read_text())
     result = CliRunner().invoke(app, ["rollout", str(copy), "--out", str(copy)])
@@ -180,9 +180,7 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize("more", [[], ["--model", "tiny"]])
-def test_an_engine_that_does_not_exist_is_refused_in_one_line_with_those_that_do(
-    tmp_path: Path, more: list[str]
-):
+def test_unknown_engine_error_lists_the_engines(tmp_path: Path, more: list[str]):
     (tmp_path / "q.jsonl").write_text("{}")
     result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "openai", *more])
     assert result.exit_code == 2

@@ -24,7 +24,7 @@ def _run(*words: object) -> Result:
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Path:
-    """A folder with a recorded rollout, its tools beside it."""
+    """A folder with a recorded rollout and its tools."""
     (tmp_path / "tools.py").write_text(
         'def say(word: str) -> str:\n    """Say."""\n    return word + " at 10:31"\n'
     )
@@ -43,8 +43,8 @@ def dump(tmp_path: Path) -> Path:
 
 
 @works
-def test_the_demo_is_answered_as_it_was_recorded():
-    """The record is made anew by `make demo-records`. All kinds of errors are in it, each with its words."""
+def test_demo_gives_the_recorded_results():
+    """`make demo-records` writes the record. It has every kind of error, with its message."""
     result = _run("--replay", EXAMPLES / "demo_records.jsonl", EXAMPLES / "demo.yaml")
     assert result.exit_code == 0, result.output
     assert "Results of 47 turns equal" in result.output
@@ -64,7 +64,7 @@ def test_a_dump_that_is_answered_alike_exits_with_0(dump: Path):
     assert "Results of 3 turns equal" in result.output
 
 
-def test_a_difference_is_told_with_its_place_and_exits_with_1(dump: Path):
+def test_difference_is_printed_with_its_place_and_exit_code_1(dump: Path):
     tools = dump.parent / "tools.py"
     tools.write_text(tools.read_text().replace("10:31", "line\\n10:45\x1b"))
     result = _run("--replay", dump, dump.parent / "tools.yaml")
@@ -83,7 +83,7 @@ def test_a_tool_that_is_gone_is_a_difference_in_status(dump: Path):
     assert "… 2 more" in told
 
 
-def test_what_is_ignored_is_no_difference(dump: Path):
+def test_ignored_text_is_not_a_difference(dump: Path):
     tools = dump.parent / "tools.py"
     tools.write_text(tools.read_text().replace("10:31", "10:45"))
     result = _run(
@@ -92,7 +92,7 @@ def test_what_is_ignored_is_no_difference(dump: Path):
     assert result.exit_code == 0, result.output
 
 
-def test_what_cannot_be_replayed_is_told_and_the_rest_is_replayed(dump: Path):
+def test_unreplayable_trajectories_are_reported_and_the_rest_replayed(dump: Path):
     path = dump / "0.jsonl"
     secret = path.read_text().splitlines()[0].replace("hello", "[redacted]")
     with path.open("a") as file:
@@ -106,7 +106,7 @@ def test_what_cannot_be_replayed_is_told_and_the_rest_is_replayed(dump: Path):
     assert "0.jsonl, line 6" in told
 
 
-def test_what_happens_now_is_recorded_where_that_is_wanted(dump: Path):
+def test_replay_can_be_recorded(dump: Path):
     out = dump.parent / "now.jsonl"
     assert _run("--replay", dump, dump.parent / "tools.yaml").exit_code == 0
     assert not out.exists()
@@ -117,7 +117,7 @@ def test_what_happens_now_is_recorded_where_that_is_wanted(dump: Path):
     assert {record.trajectory for record in read_records(out)} == {"a", "b", "c"}
 
 
-def test_mistakes_exit_with_2_and_say_what_to_do(dump: Path):
+def test_errors_exit_with_2_and_name_the_remedy(dump: Path):
     config = dump.parent / "tools.yaml"
     (dump.parent / "empty.jsonl").write_text("")
     for words, told in (

@@ -60,7 +60,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_cell_is_cut(tmp_path: Path, w
         assert "…" not in "".join(tables)
 
 
-def test_of_two_runs_it_is_said_what_is_better_and_what_is_worse_and_by_how_much(tmp_path: Path):
+def test_comparison_of_two_runs_prints_each_change(tmp_path: Path):
     one, two = (
         _dump(tmp_path / "a", score=0.25, run_s=0.04),
         _dump(tmp_path / "b", score=0.75, run_s=0.4, steps=2),
@@ -71,7 +71,7 @@ def test_of_two_runs_it_is_said_what_is_better_and_what_is_worse_and_by_how_much
     assert "within the noise" in told
 
 
-def test_a_run_is_no_better_than_itself(tmp_path: Path):
+def test_comparing_a_run_with_itself_shows_no_difference(tmp_path: Path):
     one = _dump(tmp_path / "a", score=0.25, run_s=0.04)
     assert "No difference exceeds the noise." in _run(one, one).output
 

@@ -67,11 +67,11 @@ def test_a_function_is_loaded_from_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("mine.py:g", "mine.py:g: .* has no attribute 'g'"),
+        ("mine.py:g", "mine.py has no attribute 'g'"),
         ("none.py:f", "no file 'none.py'"),
-        ("no.such:f", "no.such:f: cannot import"),
-        ("mine.py", "mine.py: .*expected"),
-        ("broken.py:f", "broken.py:f: .*SyntaxError"),
+        ("no.such:f", "cannot import no.such"),
+        ("mine.py", "'mine.py': expected"),
+        ("broken.py:f", "broken.py: .*SyntaxError"),
     ],
 )
 def test_a_function_that_cannot_be_loaded_is_named(tmp_path: Path, reference: str, words: str):
@@ -100,7 +100,7 @@ def test_only_newlines_end_a_line(tmp_path: Path, separator: str):
 @pytest.mark.parametrize(
     "item", [{"messages": CHAT["messages"][:1]}, {"messages": []}, {}, [1], {"messages": [{"content": "x"}]}]
 )
-def test_what_is_no_conversation_is_named(tmp_path: Path, item: object):
+def test_invalid_conversation_is_named(tmp_path: Path, item: object):
     _write(tmp_path / "a.jsonl", json.dumps(item) + "\n")
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1"):
         load_conversations(RolloutConfig(conversations=["a.jsonl"]), tmp_path)
@@ -135,7 +135,7 @@ def test_rows_of_verls_data_sets_are_questions(tmp_path: Path, suffix: str):
     ]
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
+def test_file_that_is_not_parquet_is_named(tmp_path: Path):
     (tmp_path / "rows.parquet").write_text("PAR")
     config = load_config(tmp_path / "rows.parquet", ModelConfig(path="tiny"))
     with pytest.raises(ConfigError, match=r"rows\.parquet: not a Parquet file"):
@@ -199,7 +199,7 @@ def test_a_rollout_takes_parser_and_bound_from_verls_section_unless_it_says_its_
     assert load_config(_write(tmp_path / "c.yaml", text + "parser: xml\n")).parser == "xml"
 
 
-def test_a_mistake_in_the_tools_of_a_rollout_is_said_with_its_line(tmp_path: Path):
+def test_error_in_the_tools_of_a_rollout_has_its_line(tmp_path: Path):
     text = "conversations: [a.jsonl]\ntools:\n- stop\n- python:\n    timout: 1\n"
     config = load_config(_write(tmp_path / "c.yaml", text))
     with pytest.raises(ConfigError, match=r"c\.yaml:5: .*did you mean 'timeout'\?"):

@@ -68,7 +68,7 @@ class Broken(UnsafeSubprocessSandbox):
         raise SandboxError("the kernel is missing")
 
 
-def test_what_is_not_kept_and_not_declared_fails(monkeypatch: pytest.MonkeyPatch):
+def test_undeclared_broken_promise_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.Boasting", Boasting, raising=False)
     monkeypatch.setattr("torchrl_agentic.sandbox.__all__", ["Sandbox", "Boasting"])
     result, said = _check("sandbox", "boasting", "--only", "files of the host cannot be read")
@@ -100,7 +100,7 @@ def test_a_mistake_is_named(arguments: list[str], words: str):
     assert words in said
 
 
-def test_one_can_be_named_by_its_module():
+def test_sandbox_can_be_named_by_module():
     name = "torchrl_agentic.sandbox.unsafe:UnsafeSubprocessSandbox"
     result, said = _check("sandbox", name, "--only", "output and exit code come back")
     assert result.exit_code == 0, said

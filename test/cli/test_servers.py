@@ -1,4 +1,4 @@
-"""`serve`: commands that say where they listen, serve, and end when they are told to, leaving nothing."""
+"""`serve`: commands that print their address, serve, and stop on a signal without leftovers."""
 
 import os
 import re
@@ -100,7 +100,7 @@ def test_a_search_server_serves_and_ends_cleanly(tmp_path: Path):
         assert (process.returncode, said) == (0, "")
 
 
-def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path):
+def test_used_port_is_reported_in_one_sentence(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "search", str(tmp_path), "--port", str(port)])
@@ -124,7 +124,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path: Path):
     ],
     ids=str,
 )
-def test_what_cannot_be_served_is_said_in_one_sentence(
+def test_invalid_source_is_reported_in_one_sentence(
     arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def token_file(tmp_path: Path) -> Path:
 
 
 def _serve(folder: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    """Run the command up to where it would listen; give its exit code, and what it says."""
+    """Run the command up to where it would listen; return its exit code and output."""
     monkeypatch.setattr(servers, "_serve", lambda *_: 0)
     result = CliRunner().invoke(app, ["serve", "search", str(folder), *arguments])
     return result.exit_code, " ".join(result.output.split())
@@ -158,7 +158,7 @@ def test_loopback_needs_no_token(host: str, monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 @pytest.mark.parametrize("kind", ["search", "sandbox"])
-def test_what_others_reach_is_not_served_without_a_token(host: str, kind: str, tmp_path: Path):
+def test_public_server_needs_a_token(host: str, kind: str, tmp_path: Path):
     path = [str(tmp_path)] if kind == "search" else []
     result = CliRunner().invoke(app, ["serve", kind, *path, "--host", host, "--port", "0"])
     said = " ".join(result.output.split())
@@ -167,14 +167,12 @@ def test_what_others_reach_is_not_served_without_a_token(host: str, kind: str, t
     assert "--insecure" in said
 
 
-def test_what_others_reach_is_served_with_a_warning_if_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_insecure_public_server_prints_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     code, said = _serve(tmp_path, "--host", "0.0.0.0", "--insecure", monkeypatch=monkeypatch)
     assert (code, "can read these documents without a token" in said) == (0, True)
 
 
-def test_what_others_reach_is_served_to_those_who_have_the_token(token_file: Path, tmp_path: Path):
+def test_public_server_accepts_the_token(token_file: Path, tmp_path: Path):
     arguments = ("--host", "0.0.0.0", "--port", "0", "--token-file", str(token_file))
     with _started("search", str(tmp_path), *arguments) as (process, url):
         url = url.replace("0.0.0.0", "127.0.0.1")
@@ -220,7 +218,7 @@ def test_a_token_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPat
     assert "No such file" in said
 
 
-def test_the_address_of_version_6_stands_in_brackets(tmp_path: Path):
+def test_ipv6_address_is_printed_in_brackets(tmp_path: Path):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""`check tools` shows what a model will be told, or says what is wrong with the file."""
+"""`check tools` shows the schemas that a model gets, or the errors of the file."""
 
 import json
 import subprocess
@@ -89,7 +89,7 @@ def test_a_mistake_exits_with_1_and_names_its_line(folder: Path, text: str, word
     assert found.stdout.replace("left the library\n", "") == ""
 
 
-def test_what_there_is_to_say_is_said_beside_the_tools(folder: Path):
+def test_settings_for_other_transforms_are_printed_on_stderr(folder: Path):
     found = _check(folder, "tools: [stop]\nmulti_turn: {max_user_turns: 3}\n", "--json")
     assert "add TurnTokenizer(max_tool_response_chars=256, " in found.stderr
     assert "UserSimulator(max_turns=3)" in found.stderr

@@ -1,4 +1,4 @@
-"""`torchrl-agentic view` in the terminal, as text, and what it says to mistakes."""
+"""`torchrl-agentic view` in the terminal and as text, and its error messages."""
 
 import json
 import subprocess
@@ -94,7 +94,7 @@ def test_the_mask_is_shown_as_a_star(tmp_path: Path):
         ([".", "--sort", "up"], "--sort must be one of none, score ascending, score descending"),
     ],
 )
-def test_mistakes_are_said_on_stderr_with_exit_code_2(
+def test_errors_go_to_stderr_with_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -103,8 +103,8 @@ def test_mistakes_are_said_on_stderr_with_exit_code_2(
     assert (found.stdout, words in found.stderr) == ("", True)
 
 
-def test_without_a_terminal_it_says_what_else_there_is(tmp_path: Path):
-    """Otherwise escape sequences fill a log, and nobody can press a key to end it."""
+def test_without_a_terminal_the_error_names_alternatives(tmp_path: Path):
+    """Otherwise escape sequences fill a log, and no key press can end it."""
     write(tmp_path, trajectory("a", step=1))
     found = _view(str(tmp_path))
     assert (found.exit_code, found.stdout) == (2, "")
@@ -133,7 +133,7 @@ def test_an_empty_folder_prints_nothing(tmp_path: Path):
     assert (found.exit_code, found.stdout) == (0, "")
 
 
-def test_a_reader_who_has_read_enough_is_no_error(tmp_path: Path):
+def test_closed_output_pipe_is_not_an_error(tmp_path: Path):
     write(tmp_path, *(trajectory(str(n), step=1, answer="word " * 1000) for n in range(100)))
     command = f"{sys.executable} -m torchrl_agentic.cli view {tmp_path} --text | head -1"
     done = subprocess.run(

@@ -80,9 +80,9 @@ CLERK = "{class_name: helpers.simulated_users.Clerk}"
             ":1: .*helpers.simulated_users has no attribute 'Nobody'",
         ),
         ("interaction: [{class_name: no.such.module.Nobody}]", "cannot import no.such.module"),
-        ("interaction: [{class_name: Nobody}]", "Nobody: .*expected 'package.module.Name'"),
+        ("interaction: [{class_name: Nobody}]", "'Nobody': expected 'package.module.Name'"),
         ("interaction: [{class_name: helpers.simulated_users.parrot}]", "parrot' is not a class"),
-        ("interaction: [{class_name: helpers.simulated_users.Shopper, config: {x: 1}}]", "Shopper: .*'x'"),
+        ("interaction: [{class_name: helpers.simulated_users.Shopper, config: {x: 1}}]", "Shopper.*'x'"),
         ("interaction:\n- {name: a}", ":2: 'class_name' is missing"),
         ("interaction: [{class_name: a.B, config: [1]}]", r"0.config: .*valid dictionary; got \[1\]"),
         (

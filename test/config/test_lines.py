@@ -40,8 +40,8 @@ def _paths(value: Any, steps: tuple[int | str, ...] = ()) -> Iterator[tuple[int 
 
 
 @given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4))
-def test_it_reads_what_pyyaml_reads_and_the_line_of_a_key_begins_with_it(data: dict[str, Any]):
-    """Each key stands at the begin of its line, but for those that begin an item of a list."""
+def test_documents_equal_those_of_pyyaml_and_lines_point_at_keys(data: dict[str, Any]):
+    """Each key begins its line, except those that begin an item of a list."""
     text = yaml.safe_dump(data, default_flow_style=False, allow_unicode=True, sort_keys=False)
     found, root = _read(text)
     assert found == data
@@ -53,7 +53,7 @@ def test_it_reads_what_pyyaml_reads_and_the_line_of_a_key_begins_with_it(data: d
             assert line.lstrip("'\"").startswith(steps[-1])
 
 
-def test_what_is_missing_has_the_line_of_what_is_around():
+def test_missing_value_has_the_line_of_its_parent():
     _, root = _read("a:\n  b:\n  - c: 1\n    d: 2\n")
     assert _line(root, "a", "b", 0, "d") == 4
     assert _line(root, "a", "b", 0, "x") == 3
@@ -61,7 +61,7 @@ def test_what_is_missing_has_the_line_of_what_is_around():
     assert _line(root, "x") == 1
 
 
-def test_a_merged_key_has_the_line_where_it_stands():
+def test_merged_key_has_the_line_of_its_definition():
     data, root = _read("a: &a\n  b: 1\n  c: 2\nd:\n  <<: *a\n  c: 3\n")
     assert data["d"] == {"b": 1, "c": 3}
     assert _line(root, "d", "b") == 2

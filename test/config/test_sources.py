@@ -113,7 +113,7 @@ def test_sandboxed_tools_of_all_files_share_one_workspace(folder: Path):
     assert shell.sandbox is read.sandbox
 
 
-def test_a_path_is_looked_for_beside_its_file_and_then_in_the_working_folder(
+def test_path_is_searched_beside_its_file_then_in_the_working_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (folder / "sub").mkdir()
@@ -156,6 +156,13 @@ def test_a_selection_leaves_the_others_out_before_names_are_compared(folder: Pat
         folder, "tools: [stop, http]\ntool_config_path: more.yaml\ntool_selected_list: [http, python]\n"
     )
     assert _names(loaded) == ["http", "python"]
+
+
+@pytest.mark.parametrize("above", ["{}", "actor_rollout_ref: {{rollout: {{{}}}}}"])
+def test_a_selection_inside_tool_kwargs_holds_for_its_files(folder: Path, above: str):
+    (folder / "more.yaml").write_text("tools: [python, http]\n")
+    inner = "tool_kwargs: {tool_config_path: more.yaml, tool_selected_list: [http]}"
+    assert _names(_load(folder, above.format(inner))) == ["http"]
 
 
 def test_limits_belong_to_tools_and_are_shared_where_they_have_a_name(folder: Path):
@@ -322,7 +329,7 @@ def test_settings_of_servers_reach_them(servers: Path):
         assert toolset.request_timeout == 60
 
 
-def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path):
+def test_server_bounds_and_change_policy_reach_the_toolset(servers: Path):
     text = MCP_CLASS.replace(
         "timeout: 60", "max_result_bytes: 1000\n      on_change: refuse\n      fingerprints: {}"
     )
@@ -333,14 +340,14 @@ def test_bounds_of_servers_and_what_becomes_of_changes_reach_them(servers: Path)
         _load(servers, MCP_CLASS.replace("timeout: 60", "on_change: ask"))
 
 
-def test_toolsets_of_servers_travel_to_other_processes(servers: Path):
+def test_server_toolsets_can_be_pickled(servers: Path):
     loaded = _load(servers, f"tools: [python]\nmcp_servers_config_path: servers.json\n{SELECTED}")
     again = pickle.loads(pickle.dumps(loaded.toolsets))
     assert [toolset.source for toolset in again] == [toolset.source for toolset in loaded.toolsets]
     assert again[0].names is again[1].names
 
 
-def test_what_the_only_server_does_not_offer_cannot_be_selected(servers: Path):
+def test_tool_that_the_only_server_lacks_cannot_be_selected(servers: Path):
     listed = json.loads((servers / "servers.json").read_text())["mcpServers"]
     (servers / "servers.json").write_text(json.dumps({"mcpServers": {"books": listed["books"]}}))
     with pytest.raises(
@@ -357,7 +364,7 @@ def test_a_tool_of_a_server_and_another_of_its_name_are_named_with_the_file_of_s
         assert part in str(caught.value)
 
 
-def test_a_mistake_in_the_file_of_servers_is_said_with_the_line_that_names_it(servers: Path):
+def test_error_in_the_server_file_has_the_line_that_names_it(servers: Path):
     (servers / "servers.json").write_text('{"mcpServers": {"demo": {"comand": "x"}}}')
     with pytest.raises(ConfigError, match=r"c\.yaml:2: .*servers\.json: .*'comand'; did you mean 'command'"):
         _load(servers, "tools: [stop]\nmcp_servers_config_path: servers.json\n")

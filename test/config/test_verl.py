@@ -118,7 +118,7 @@ def _load(folder: Path, text: str) -> Any:
     return load_tools(folder / "tools.yaml")
 
 
-def test_the_sandbox_fusion_file_gives_our_tool_and_the_schema_as_it_stands(tmp_path: Path):
+def test_sandbox_fusion_file_gives_the_tool_with_its_schema(tmp_path: Path):
     (tool,) = _load(tmp_path, SANDBOX_FUSION).tools
     assert isinstance(tool, SandboxFusionTool)
     assert (tool.num_workers, tool.rate_limit, tool.default_timeout) == (10, 10, 30)
@@ -137,7 +137,7 @@ def test_the_sandbox_fusion_file_gives_our_tool_and_the_schema_as_it_stands(tmp_
     }
 
 
-def test_the_search_file_gives_our_tool_and_its_misspelt_items_are_said_and_meant(tmp_path: Path):
+def test_search_file_gives_the_tool_and_misspelt_keys_are_logged(tmp_path: Path):
     with pytest.warns(
         UserWarning, match=r"tools\.yaml:19: .*'item' is not a JSON Schema keyword; it is read as 'items'"
     ):
@@ -147,6 +147,19 @@ def test_the_search_file_gives_our_tool_and_its_misspelt_items_are_said_and_mean
     described = tool.spec()["function"]
     assert described["description"].startswith("Searches the web")
     assert described["parameters"]["properties"]["query_list"]["items"] == {"type": "string"}
+
+
+def test_a_schema_without_a_description_leaves_that_of_the_class(tmp_path: Path):
+    (tmp_path / "look.py").write_text(
+        "import torchrl_agentic\n\n"
+        "class Look(torchrl_agentic.Tool):\n"
+        "    def __init__(self, name='look', description='Look around.'):\n"
+        "        self.name, self.description = name, description\n\n"
+        "    async def run(self, args, ctx): ...\n"
+    )
+    entry = "{class_name: look.py:Look, tool_schema: {function: {name: see}}}"
+    (tool,) = _load(tmp_path, f"tools: [{entry}]\n").tools
+    assert (tool.name, tool.description) == ("see", "Look around.")
 
 
 async def test_a_class_of_ones_own_lives_as_long_as_its_trajectory(
@@ -215,7 +228,7 @@ async def test_all_of_json_schema_reaches_the_model_and_the_check(tmp_path: Path
     assert "place.x" in result.text
 
 
-def test_arrays_of_nobody_knows_what_are_said(tmp_path: Path):
+def test_arrays_without_item_types_are_logged(tmp_path: Path):
     text = SEARCH.replace("              item:\n                type: string\n", "")
     with pytest.warns(UserWarning, match=r"tools\.yaml:17: .*the array has no type of its items"):
         _load(tmp_path, text)
@@ -236,7 +249,7 @@ async def test_nullable_and_strict_of_a_file_hold_for_a_class_of_ones_own(tmp_pa
     assert result.text == "None in try 1"
 
 
-def test_anchors_mean_what_they_mean_in_yaml(tmp_path: Path):
+def test_anchors_follow_yaml(tmp_path: Path):
     (tmp_path / "answers.py").write_text(ANSWERS)
     text = (
         "tools:\n"
@@ -361,17 +374,18 @@ def trainer(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("shape", "tools", "foreign"),
     [
-        ("a bare switch", [], "rollout.name"),
+        ("a bare switch", [], "actor_rollout_ref.rollout.name"),
         ("tool_kwargs", ["code_interpreter"], ""),
-        ("function tools", ["double"], "rollout.mode, actor_rollout_ref.rollout.agent"),
+        ("function tools", ["double"], "actor_rollout_ref.rollout.mode, actor_rollout_ref.rollout.agent"),
         ("a sanity check", [], ""),
         (
             "a whole trainer",
             ["code_interpreter"],
-            "hybrid_engine, actor_rollout_ref.model, actor_rollout_ref.rollout.name, "
+            "data, trainer, actor_rollout_ref.hybrid_engine, actor_rollout_ref.model, "
+            "actor_rollout_ref.rollout.name, "
             "actor_rollout_ref.rollout.n, "
             "actor_rollout_ref.rollout.val_kwargs, actor_rollout_ref.rollout.multi_turn._target_, "
-            "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts, data, trainer",
+            "actor_rollout_ref.rollout.multi_turn.num_repeat_rollouts",
         ),
     ],
 )
@@ -383,7 +397,7 @@ def test_a_trainer_configuration_loads_and_its_other_keys_are_logged_once(
     told = [record.message for record in caplog.records if "ignored keys of the trainer" in record.message]
     if foreign:
         (line,) = told
-        assert line.endswith(f": actor_rollout_ref.{foreign}")
+        assert line.endswith(f": {foreign}")
     else:
         assert not told
 
@@ -405,7 +419,7 @@ def test_keys_of_the_trainer_that_mean_something_here_reach_the_result(
 
 
 @pytest.mark.parametrize("text", [SHAPES["a bare switch"], SHAPES["tool_kwargs"], "multi_turn: true\n"])
-def test_a_file_of_verl_has_verls_bound_on_results_and_a_file_of_tools_has_none(trainer: Path, text: str):
+def test_verl_file_has_its_bound_on_results_and_a_tools_file_has_none(trainer: Path, text: str):
     assert _load(trainer, text).tokenizer_options == {
         "max_tool_response_chars": 256,
         "tool_response_truncate_side": "middle",

@@ -1,4 +1,4 @@
-"""The one event-loop thread: reachable from anywhere, survives what runs on it, made anew after a fork."""
+"""The one event-loop thread: usable from any thread, survives its tasks, recreated after a fork."""
 
 import asyncio
 import os
@@ -67,8 +67,8 @@ def _run(code: str) -> str:
     return done.stdout
 
 
-def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
-    """In a process of its own, for the signal. What the coroutine does at its end is printed first."""
+def test_interrupt_cancels_the_coroutine_before_it_returns():
+    """In a separate process, because of the signal. The cleanup of the coroutine prints first."""
     out = _run(
         """
         import _thread, asyncio, threading
@@ -104,7 +104,7 @@ def test_an_interrupt_cancels_the_coroutine_before_it_goes_on():
 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("where", ["coroutine", "background"])
-def test_the_loop_outlives_what_would_end_a_program(kind: str, where: str):
+def test_event_loop_survives_system_exit_of_a_task(kind: str, where: str):
     """Asyncio lets these through its loop, which would end the thread that every environment waits for."""
     out = _run(
         f"""
@@ -141,7 +141,7 @@ def test_the_loop_outlives_what_would_end_a_program(kind: str, where: str):
     assert out.split()[-1] == "good", out
 
 
-def test_a_child_process_makes_a_loop_of_its_own():
+def test_child_process_starts_its_own_event_loop():
     parent = event_loop._loop_thread()
     event_loop.run(_thread())
     reader, writer = os.pipe()

@@ -75,7 +75,7 @@ async def test_an_error_reaches_its_caller_and_gives_the_slot_back(pool: Executi
     assert pool.limiter.stats().in_flight == 0
 
 
-async def test_an_error_that_cannot_travel_says_what_it_was():
+async def test_unpicklable_error_keeps_its_description():
     class Stubborn(Exception):
         def __reduce__(self) -> str:
             raise TypeError("no")
@@ -88,7 +88,7 @@ async def test_an_error_that_cannot_travel_says_what_it_was():
             await pool.execute(work)
 
 
-async def test_a_cancelled_call_gives_slot_and_worker_up(pool: ExecutionPool):
+async def test_cancelled_call_releases_slot_and_worker(pool: ExecutionPool):
     hung = [asyncio.create_task(pool.execute(time.sleep, 600)) for _ in range(2)]
     assert pool.limiter is not None
     while pool.limiter.stats().in_flight < 2:
@@ -100,7 +100,7 @@ async def test_a_cancelled_call_gives_slot_and_worker_up(pool: ExecutionPool):
     assert pool.limiter.stats().in_flight == 0
 
 
-async def test_a_process_that_dies_takes_no_other_call_along():
+async def test_dead_worker_does_not_affect_other_calls():
     async with init_execution_pool(2, False, None, "process") as pool:
         dies, lives = await asyncio.gather(
             pool.execute(os._exit, 3), pool.execute(os.getpid), return_exceptions=True
@@ -130,7 +130,7 @@ async def test_a_limit_for_all_is_shared_by_name(monkeypatch: pytest.MonkeyPatch
         await pool.close()
 
 
-def test_the_limit_can_be_this_processs_own_or_none():
+def test_limit_can_be_per_process_or_absent():
     assert isinstance(init_execution_pool(1, False, 3).limiter, RateLimiter)
     assert init_execution_pool(1, rate_limit=None).limiter is None
 
@@ -151,7 +151,7 @@ async def test_calls_in_verls_spelling_share_one_limit_by_default(
         await pool.close()
 
 
-async def test_remote_starts_a_call_that_nobody_awaits_yet():
+async def test_remote_starts_a_call_before_it_is_awaited():
     begun = threading.Event()
     async with init_execution_pool(2, False) as pool:
         pool.execute.remote(begun.set)
@@ -163,7 +163,7 @@ def test_remote_works_without_an_event_loop():
     assert pool.execute.remote(divmod, 7, 2).result(10) == (3, 1)
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path):
+def test_script_without_a_main_guard_gets_a_clear_error(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, os\n"
@@ -185,6 +185,6 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path):
         ({"rate_limit": 0, "name": "x"}, "max_concurrent"),
     ],
 )
-def test_what_means_nothing_is_refused(bad: dict, says: str):
+def test_invalid_options_are_rejected(bad: dict, says: str):
     with pytest.raises(ValueError, match=says):
         init_execution_pool(**bad)

@@ -37,7 +37,7 @@ def test_a_call_that_fits_is_ready():
         (ParsedCall("double", {"number": "x"}, "c"), {}, Status.INVALID_ARGS, "double: "),
     ],
 )
-def test_a_call_that_may_not_run_gets_a_result_that_says_why(call, options, status, words):
+def test_refused_call_gets_a_result_with_the_reason(call, options, status, words):
     resolved = resolve(call, 1, TOOLS, **options)
     assert isinstance(resolved, Refusal)
     assert resolved.result.status is status

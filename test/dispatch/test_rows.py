@@ -63,7 +63,7 @@ def test_each_row_has_a_session_until_its_trajectory_ends(rows, counter):
     assert call(rows, 1) == "2"
 
 
-def test_closed_rows_stay_known(rows, counter):
+def test_closed_rows_keep_their_names(rows, counter):
     call(rows, 0)
     name = rows.session(0).trajectory
     rows.close_rows([0, 5])
@@ -103,7 +103,7 @@ def test_a_pickle_takes_tools_and_options_along(rows):
     assert other.close()
 
 
-def test_a_fork_leaves_the_sessions_to_its_parent(rows):
+def test_fork_does_not_close_sessions_of_its_parent(rows):
     call(rows, 0)
     read, write = os.pipe()
     child = os.fork()
@@ -118,7 +118,7 @@ def test_a_fork_leaves_the_sessions_to_its_parent(rows):
     assert call(rows, 0) == "2"
 
 
-def test_the_owner_is_what_tools_find(counter):
+def test_tools_find_the_owner(counter):
     class Owner:
         pass
 
@@ -132,7 +132,7 @@ def test_the_owner_is_what_tools_find(counter):
     assert copy.dispatcher.compose.__class__ is Owner
 
 
-def test_a_closed_one_can_be_used_again(rows):
+def test_closed_rows_can_be_used_again(rows):
     call(rows, 0)
     assert rows.close()
     assert call(rows, 0) == "1"

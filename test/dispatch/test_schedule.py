@@ -18,7 +18,7 @@ def _closure(waits: list[set[int]]) -> list[set[int]]:
 
 
 def _must_not_overlap(first: Effects, second: Effects) -> bool:
-    """The definition, word by word: one writes what the other reads or writes, or one is exclusive."""
+    """The definition: one writes a resource that the other reads or writes, or one is exclusive."""
     for one, other in ((first, second), (second, first)):
         if one.exclusive or any(name in other.reads or name in other.writes for name in one.writes):
             return True
@@ -27,7 +27,7 @@ def _must_not_overlap(first: Effects, second: Effects) -> bool:
 
 @settings(max_examples=10 * settings.default.max_examples, deadline=None)
 @given(st.lists(_effects, max_size=12))
-def test_calls_wait_for_whom_the_definition_says_and_nobody_else(effects: list[Effects]):
+def test_calls_wait_for_exactly_the_conflicting_ones(effects: list[Effects]):
     brute = [{j for j in range(i) if _must_not_overlap(effects[j], effects[i])} for i in range(len(effects))]
     found = dependencies(effects)
     assert len(found) == len(effects)
@@ -36,7 +36,7 @@ def test_calls_wait_for_whom_the_definition_says_and_nobody_else(effects: list[E
 
 
 @given(_effects, _effects)
-def test_conflict_is_the_definition_and_the_same_both_ways(first: Effects, second: Effects):
+def test_conflict_matches_its_definition_and_is_symmetric(first: Effects, second: Effects):
     assert conflict(first, second) == conflict(second, first) == _must_not_overlap(first, second)
 
 

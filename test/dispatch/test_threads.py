@@ -16,7 +16,7 @@ async def _until(condition) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_values_and_exceptions_come_back():
+async def test_values_and_exceptions_are_returned():
     threads = WorkerThreads(1)
     assert await threads.run(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
@@ -29,7 +29,7 @@ async def test_values_and_exceptions_come_back():
     threads.close()
 
 
-async def test_an_abandoned_call_frees_its_place():
+async def test_abandoned_call_frees_its_thread():
     """One place; the function in it blocks in C until we let it go, after another has run."""
     threads, let_go, begun = WorkerThreads(1), threading.Event(), threading.Event()
 
@@ -100,7 +100,7 @@ async def test_threads_end_after_close_and_a_later_call_makes_new_ones():
     await _until(lambda: not _ours() - before)
 
 
-async def test_threads_end_when_nobody_knows_them_any_more():
+async def test_threads_end_when_the_pool_is_garbage_collected():
     before, threads = _ours(), WorkerThreads(2)
     await threads.run(lambda: 1)
     del threads
@@ -114,7 +114,7 @@ async def test_more_calls_than_threads_all_finish():
     threads.close()
 
 
-async def test_closing_leaves_no_queued_call_waiting_for_ever():
+async def test_close_ends_queued_calls():
     threads, let_go, running, queued = await _one_runs_and_one_is_queued()
     threads.close()
     let_go.set()
@@ -135,7 +135,7 @@ async def test_a_queued_call_can_be_cancelled_after_close():
     assert isinstance(result, asyncio.CancelledError | RuntimeError), repr(result)
 
 
-async def test_calls_that_end_as_they_are_cancelled_do_no_harm():
+async def test_call_may_end_while_it_is_cancelled():
     """Cancellation races with the end of the function; afterwards every place is usable."""
     threads = WorkerThreads(4)
     for pause in range(200):

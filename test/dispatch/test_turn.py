@@ -1,4 +1,4 @@
-"""Whatever a tool returns or raises becomes one result, and calls in conflict never overlap."""
+"""Every return value or exception of a tool becomes one result, and conflicting calls never overlap."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ class Unprintable(StopSignal):
         lambda: (_ for _ in ()).throw(Unprintable()),
     ],
 )
-async def test_what_cannot_be_shown_is_a_crash_of_its_call_alone(answer):
+async def test_unprintable_result_is_a_crash_of_its_call_only(answer):
     """Without a bound on time, a call that never gets its result would hang the turn for ever."""
 
     async def odd() -> object:
@@ -80,17 +80,17 @@ async def test_a_call_waits_for_the_end_of_a_conflicting_one_that_ran_out_of_tim
     assert seen == ["begin one", "end one", "begin two", "end two"]
 
 
-def test_a_limit_that_is_no_limiter_is_refused():
+def test_limit_that_is_not_a_limiter_is_rejected():
     with pytest.raises(TypeError, match="RateLimiter\\(max_concurrent=3\\)"):
         Dispatcher(
-            [tool(test_a_limit_that_is_no_limiter_is_refused, name="f", schema={"type": "object"})],
+            [tool(test_limit_that_is_not_a_limiter_is_rejected, name="f", schema={"type": "object"})],
             rate_limits={"f": 3},
         )
     with pytest.raises(ValueError, match="whole"):
         RateLimiter(max_concurrent=2.5)
 
 
-async def test_a_tool_that_takes_anothers_place_answers_at_once():
+async def test_replacing_tool_answers_immediately():
     class Counter:
         name, description, input_schema = "count", "Count.", {"type": "object"}
 
@@ -123,7 +123,7 @@ class _opened:
         pass
 
 
-async def test_a_look_alikes_session_keeps_trajectories_apart():
+async def test_look_alike_session_separates_trajectories():
     class Counter:
         name, description, input_schema, n = "count", "Count.", {"type": "object"}, 0
 
@@ -141,7 +141,7 @@ async def test_a_look_alikes_session_keeps_trajectories_apart():
     assert texts == ["1", "1", "2"]
 
 
-async def test_a_call_that_is_stopped_learns_how_it_was_answered():
+async def test_stopped_call_gets_its_result():
     told: list[object] = []
 
     @tool

@@ -92,6 +92,7 @@ class FakeDocker:
         images: Names of its images.
         path: PATH of the images.
         late_s: Seconds from the end of its output until a command is reported as ended.
+        ending_s: Seconds from the end of the commands of a container that ends until it is reported as ended.
         requests: Requests so far.
         containers: Containers by id, without those that were removed.
     """
@@ -99,7 +100,7 @@ class FakeDocker:
     def __init__(self, *, images: Sequence[str] = ("python:3.12-slim",)) -> None:
         self.images = set(images)
         self.path = f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-        self.late_s = 0.0
+        self.late_s = self.ending_s = 0.0
         self.requests: list[Request] = []
         self.containers: dict[str, FakeContainer] = {}
         self._execs: dict[str, FakeExec] = {}
@@ -295,7 +296,7 @@ class FakeDocker:
             raise _RefusedError(409, f'Conflict. The container name "/{name}" is already in use')
         number = secrets.token_hex(32)
         folder = f"{self._folder}/{number[:12]}"
-        self.containers[number] = FakeContainer(number, name, config, folder, self.path)
+        self.containers[number] = FakeContainer(number, name, config, folder, self.path, self.ending_s)
         return 201, {"Id": number, "Warnings": []}
 
     async def _start(self, container: FakeContainer) -> tuple[int, Any]:

@@ -22,7 +22,10 @@ class FakeContainer:
 
     Attributes:
         config: The request that created it.
+        ending_s: Seconds from the end of its other processes to the end of its first process.
         init: Its first process, once it is started.
+        is_ending: True from the start of its end: as in a PID namespace whose first process is ending, no
+            process can be started.
     """
 
     id: str
@@ -30,9 +33,11 @@ class FakeContainer:
     config: Mapping[str, Any]
     folder: str
     path: str
+    ending_s: float = 0.0
     init: asyncio.subprocess.Process | None = None
     processes: list[asyncio.subprocess.Process] = field(default_factory=list[asyncio.subprocess.Process])
     is_abandoned: bool = False
+    is_ending: bool = False
 
     def __post_init__(self) -> None:
         for path in ("", *self.config.get("HostConfig", {}).get("Tmpfs", {})):
@@ -62,8 +67,10 @@ class FakeContainer:
         """Start a process as Docker would, but without isolation.
 
         Raises:
-            OSError: If there is no such program.
+            OSError: If there is no such program, or the container is ending.
         """
+        if self.is_ending:
+            raise OSError("cannot start a process in a container that is ending")
         if shutil.which(argv[0], path=self.path) is None:
             raise FileNotFoundError(f'exec: "{argv[0]}": executable file not found in $PATH')
         asked = dict(word.split("=", 1) for word in config.get("Env") or ())
@@ -87,15 +94,19 @@ class FakeContainer:
         return word
 
     async def kill(self) -> None:
-        """Kill all its processes, in any session."""
-        for process in self.processes:
-            if process.returncode is None:  # otherwise its PID may be reused
-                with contextlib.suppress(ProcessLookupError):  # it is ending
-                    os.killpg(process.pid, signal.SIGKILL)
-        _kill_inside(self.folder, self.id)
-        for process in self.processes:
-            await process.wait()
-            process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  output nobody read
+        """Kill all its processes, in any session; the first one ends last, as in a PID namespace."""
+        self.is_ending = True
+        others = [process for process in self.processes if process is not self.init]
+        for process in others:
+            _kill_group(process)
+        _kill_inside(self.folder, self.id, spared=self.init)
+        for process in others:
+            await _reap(process)
+        if self.is_running:
+            await asyncio.sleep(self.ending_s)
+        if self.init is not None:
+            _kill_group(self.init)
+            await _reap(self.init)
 
     async def remove(self) -> None:
         """Kill all its processes, and remove its files."""
@@ -103,9 +114,22 @@ class FakeContainer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _kill_inside(folder: str, container: str) -> None:
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:  # otherwise its PID may be reused
+        with contextlib.suppress(ProcessLookupError):  # it is ending
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _reap(process: asyncio.subprocess.Process) -> None:
+    await process.wait()
+    process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  output nobody read
+
+
+def _kill_inside(folder: str, container: str, *, spared: asyncio.subprocess.Process | None) -> None:
     """Kill processes with the mark of a container in their environment, or that work in its folder."""
     for name in filter(str.isdigit, os.listdir("/proc")):
+        if spared is not None and int(name) == spared.pid:
+            continue
         with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
             inside = f"{os.readlink(f'/proc/{name}/cwd')}/".startswith(f"{folder}/")
             if inside or f"{MARK}={container}".encode() in file.read():

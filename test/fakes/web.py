@@ -1,9 +1,9 @@
-"""A web server with scripted behaviour: correct, slow, wrong, too long, or no answers.
+"""A web server with scripted behaviour: correct, slow, wrong, too long or missing responses.
 
     async with WebServer({"/": page(b"hello")}) as server:
         ... server.url("/") ...
 
-It writes raw bytes to sockets, because no library sends what is to be tested.
+It writes raw bytes to sockets, because no library sends such malformed responses.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def begin(env, **more):
 
 
 def answer(td, *said):
-    """Answer as a policy does: row i says said[i], a text or a Message; a row that is done says ""."""
+    """Write responses as a policy does: said[i], a text or a Message, in row i; "" in a row that is done."""
     td = td.to_lazystack(0) if td.batch_dims == 1 else td
     return ScriptedPolicy([[text] * 50 for text in said])(td)
 

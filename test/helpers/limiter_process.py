@@ -9,17 +9,30 @@ from pathlib import Path
 from torchrl_agentic.limits import ClusterRateLimiter
 
 
-async def call_for(limiter: ClusterRateLimiter, log: Path, seconds: float, at_once: int) -> None:
-    """Call as often as the limiter allows for some seconds."""
+async def call_for(
+    limiter: ClusterRateLimiter, log: Path, seconds: float, at_once: int, least: int = 0
+) -> None:
+    """Call as often as the limiter allows for some seconds, and go on until there were enough calls.
+
+    Args:
+        limiter: The limiter.
+        log: File for the begin and the end of each call.
+        seconds: Minimum seconds.
+        at_once: Number of calls that wait or run at once.
+        least: Minimum number of calls, for a machine that is too busy for them in `seconds`.
+    """
     until = time.monotonic() + seconds
+    calls = 0
     with log.open("a") as file:
 
         async def one() -> None:
-            while time.monotonic() < until:
+            nonlocal calls
+            while time.monotonic() < until or calls < least:
                 async with limiter.slot():
                     began = time.monotonic()
                     await asyncio.sleep(0.005)
                     print(began, time.monotonic(), file=file)
+                    calls += 1
 
         await asyncio.gather(*(one() for _ in range(at_once)))
 
@@ -43,13 +56,13 @@ def count_calls(log: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def main(name: str, limit: str, log: str, seconds: str, over: str) -> None:
-    """Call under a limiter for `seconds`; if that is "hold", take all slots, print so, and keep them."""
-    limiter = ClusterRateLimiter(name, max_concurrent=int(limit), ttl=0.5, over=over)  # type: ignore[arg-type]
+def main(name: str, limit: str, log: str, seconds: str, over: str, ttl: str, least: str) -> None:
+    """Call under a limiter; see `call_for`. If `seconds` is "hold", take all slots and keep them."""
+    limiter = ClusterRateLimiter(name, max_concurrent=int(limit), ttl=float(ttl), over=over)  # type: ignore[arg-type]
     if seconds == "hold":
         asyncio.run(hold(limiter, int(limit), lambda: print("held", flush=True)))
     else:
-        asyncio.run(call_for(limiter, Path(log), float(seconds), int(limit) * 2))
+        asyncio.run(call_for(limiter, Path(log), float(seconds), int(limit) * 2, int(least)))
 
 
 async def hold(limiter: ClusterRateLimiter, limit: int, say: Callable[[], object]) -> None:

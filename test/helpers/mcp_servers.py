@@ -13,7 +13,7 @@ def text(said, **more):
 
 
 def answer(method, params):
-    """Return what the lenient server answers, or None if it never answers."""
+    """Return the response of the lenient server, or None if it sends none."""
     if method == "tools/list":
         integers = {"a": {"type": "integer"}, "b": {"type": "integer"}}
         schema = {"type": "object", "properties": integers, "required": ["a", "b"]}

@@ -28,7 +28,7 @@ def sampled_ids(tokenizer, said):
 
 
 def sample(td, tokenizer, said, stops=()):
-    """Write what a TorchRL wrapper writes in tokens mode, then the history."""
+    """Write the keys of a TorchRL wrapper in tokens mode, then the history."""
     td = td if isinstance(td, LazyStackedTensorDict) else td.to_lazystack(0)
     prompts = [row["tokens", "prompt"] for row in td.unbind(0)]
     answers = [sampled_ids(tokenizer, Says(one) if isinstance(one, str) else one) for one in said]

@@ -95,7 +95,7 @@ class Scripted(Tool):
 
 
 class Gated(Tool):
-    """Signals that a call has begun, and waits for permission to go on."""
+    """Signals that a call has begun, and waits for permission to continue."""
 
     name = "gated"
     description = "Wait."

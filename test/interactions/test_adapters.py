@@ -1,4 +1,4 @@
-"""Functions and verl's interaction classes as interactions; what is none."""
+"""Functions and verl's interaction classes as interactions, and rejected objects."""
 
 import asyncio
 import threading
@@ -41,12 +41,12 @@ async def talk(item, *conversations, kwargs=None, trajectory="0.0"):
     return said, judged
 
 
-async def test_a_function_says_what_it_returns():
+async def test_function_reply_is_its_return_value():
     assert await talk(parrot, ASKED) == ([Reply("a")], (None, True))
     assert (await talk(eager, ASKED))[0] == [Reply("I want tea.", 0.5)]
 
 
-async def test_a_function_gets_what_it_names_of_what_the_row_says():
+async def test_function_gets_the_row_arguments_that_it_names():
     assert (await talk(eager, ASKED, kwargs={"goal": "milk", "other": 1}))[0] == [Reply("I want milk.", 0.5)]
 
     def all_of_it(messages, **kwargs):
@@ -55,7 +55,7 @@ async def test_a_function_gets_what_it_names_of_what_the_row_says():
     assert (await talk(all_of_it, ASKED, kwargs={"a": 1}))[0] == [Reply("{'a': 1}")]
 
 
-async def test_a_function_that_gives_none_leaves():
+async def test_function_that_returns_none_ends_the_conversation():
     assert (await talk(lambda messages: None, ASKED))[0] == [Reply(is_over=True)]
 
 
@@ -87,7 +87,7 @@ async def test_blocking_users_answer_at_the_same_time():
 
 
 @pytest.mark.parametrize("value", [42, ["text"], Reply(text=None), Reply("x", score="much")])
-async def test_what_is_no_reply_is_a_failure_that_is_logged_once(value, caplog):
+async def test_invalid_reply_is_a_failure_logged_once(value, caplog):
     said, _ = await talk(lambda messages: value, ASKED)
     assert said == [None]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -115,7 +115,7 @@ async def test_an_object_in_verl_s_shape_talks_and_judges(kind):
 
 
 @CLERKS
-async def test_it_is_started_with_what_the_row_says_and_finalised_once(kind):
+async def test_interaction_starts_with_the_row_arguments_and_is_finalised_once(kind):
     clerk, seen = kind({"name": "clara"}), []
     start = clerk.start_interaction
     clerk.start_interaction = lambda i, **kwargs: seen.append((i, kwargs)) or start(i, **kwargs)
@@ -160,15 +160,15 @@ async def test_it_gets_messages_as_dicts_with_their_calls():
     ]
 
 
-async def test_one_that_does_not_start_is_not_finalised(caplog):
+async def test_interaction_that_fails_to_start_is_not_finalised(caplog):
     clerk = Clerk({})
     said, judged = await talk(clerk, ASKED, kwargs={"goal": "nothing"})
     assert (said, judged[1], clerk.finalized) == ([None], False, [])
     assert "nothing to sell" in caplog.text
 
 
-async def test_one_that_is_cancelled_while_it_starts_is_finalised():
-    """It may have begun; nobody else will come to end it."""
+async def test_interaction_cancelled_while_starting_is_finalised():
+    """It may have started, so it must be finalised."""
     started, finalized = asyncio.Event(), []
 
     class Slow:
@@ -194,7 +194,7 @@ async def test_one_that_is_cancelled_while_it_starts_is_finalised():
 
 
 async def test_a_base_class_s_score_judges_nothing():
-    """Verl's own gives 0.0, which would hide what the replies were scored with."""
+    """Verl's own returns 0.0, which would hide the scores of the replies."""
 
     class BaseInteraction(Clerk):
         pass
@@ -208,7 +208,7 @@ async def test_a_base_class_s_score_judges_nothing():
 
 
 @pytest.mark.parametrize("value", ["text", (True, "text"), None])
-async def test_an_answer_that_is_no_quadruple_says_what_it_should_be(value, caplog):
+async def test_error_for_a_wrong_verl_response_shows_its_form(value, caplog):
     clerk = Clerk({})
     clerk.generate_response = lambda *_, **__: value
     assert (await talk(clerk, ASKED))[0] == [None]
@@ -232,7 +232,7 @@ def test_names_come_from_the_object_or_its_class():
     assert name_of(ScriptedUser([], name="s")) == "s"
 
 
-def test_what_is_no_interaction_is_told_what_to_write():
+def test_error_for_an_object_that_is_not_an_interaction_shows_the_form():
     class Blocking(Interaction):
         def respond(self, messages): ...
 
@@ -248,14 +248,14 @@ def test_what_is_no_interaction_is_told_what_to_write():
         ScriptedUser("hello")
 
 
-def test_what_is_one_stays_itself():
+def test_interaction_is_returned_unchanged():
     user = ScriptedUser(["x"])
     assert as_interaction(user) is user
     assert isinstance(as_interaction(parrot), FunctionUser)
     assert isinstance(as_interaction(Clerk({})), VerlInteraction)
 
 
-async def test_one_that_takes_nothing_of_the_row_says_so(caplog):
+async def test_error_for_unexpected_row_arguments_names_them(caplog):
     class Plain(Interaction):
         async def respond(self, messages):
             return "hi"

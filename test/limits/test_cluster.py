@@ -1,4 +1,4 @@
-"""Processes that name the same limiter keep its limits together, whoever of them dies."""
+"""Processes that name the same limiter share its limits, even if some of them die."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,8 @@ from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer
 
 PROCESS = Path(__file__).parents[1] / "helpers" / "limiter_process.py"
 TTL = 0.5
+LONG_TTL = 4.0
+"""For tests that count calls at once: a process that stalls for half of it may be over the limit."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +35,11 @@ def name() -> str:
     return uuid.uuid4().hex
 
 
-def _start(name: str, limit: int, log: Path, seconds: float | str) -> subprocess.Popen[str]:
-    words = [sys.executable, str(PROCESS), name, str(limit), str(log), str(seconds), "machine"]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def _start(
+    name: str, limit: int, log: Path, seconds: float | str, *, ttl: float = TTL, least: int = 0
+) -> subprocess.Popen[str]:
+    settings = map(str, (name, limit, log, seconds, "machine", ttl, least))
+    return subprocess.Popen([sys.executable, str(PROCESS), *settings], stdout=subprocess.PIPE, text=True)
 
 
 @contextlib.contextmanager
@@ -48,22 +52,22 @@ def _ended(*processes: subprocess.Popen[str]) -> Generator[None]:
             process.communicate()
 
 
-def test_processes_keep_a_limit_together_and_none_is_left_out(name: str, tmp_path: Path):
+def test_processes_share_a_limit_and_none_starves(name: str, tmp_path: Path):
     logs = [tmp_path / str(number) for number in range(3)]
-    processes = [_start(name, 4, log, 1.5) for log in logs]
+    processes = [_start(name, 4, log, 1.5, ttl=LONG_TTL, least=21) for log in logs]
     with _ended(*processes):
         assert [process.wait(60) for process in processes] == [0, 0, 0]
     assert most_at_once(logs) <= 4
     assert min(map(count_calls, logs)) > 20
 
 
-def test_whoever_serves_may_be_killed_and_the_limit_holds(name: str, tmp_path: Path):
+def test_limit_holds_after_the_server_process_is_killed(name: str, tmp_path: Path):
     logs = [tmp_path / str(number) for number in range(3)]
-    first = _start(name, 2, logs[0], "hold")
+    first = _start(name, 2, logs[0], "hold", ttl=LONG_TTL)
     with _ended(first):
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        others = [_start(name, 2, log, 4) for log in logs[1:]]
+        others = [_start(name, 2, log, 4, ttl=LONG_TTL, least=50) for log in logs[1:]]
         with _ended(*others):
             time.sleep(1)
             first.kill()
@@ -72,7 +76,7 @@ def test_whoever_serves_may_be_killed_and_the_limit_holds(name: str, tmp_path: P
     assert min(map(count_calls, logs[1:])) > 0
 
 
-async def test_what_a_killed_process_held_comes_back(name: str, tmp_path: Path):
+async def test_slots_of_a_killed_process_are_returned(name: str, tmp_path: Path):
     limiter = ClusterRateLimiter(name, max_concurrent=3, ttl=TTL, over="machine")
     holder = _start(name, 3, tmp_path / "log", "hold")
     with _ended(holder):
@@ -104,7 +108,7 @@ async def test_a_pickled_limiter_shares_the_limits(name: str):
     other.release()
 
 
-async def test_other_limits_for_a_name_in_use_are_refused(name: str):
+async def test_different_limits_for_a_used_name_are_rejected(name: str):
     one = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with one.slot():
         with pytest.raises(LimitsDiffer, match="max_concurrent=2"):
@@ -182,7 +186,7 @@ async def test_without_contact_calls_end_before_others_get_their_share(name: str
 
 
 async def test_a_rate_is_kept_together(name: str):
-    """The burst of 3 at once, and then one each 50 ms, whoever calls."""
+    """The burst of 3 at once, then one each 50 ms over all clients."""
     one, other = (
         ClusterRateLimiter(name, rate_per_second=20, burst=3, ttl=TTL, over="machine") for _ in range(2)
     )
@@ -198,7 +202,7 @@ async def test_a_rate_is_kept_together(name: str):
             assert count <= 20 * (later - start + 0.3) + 3
 
 
-async def test_an_overload_is_told_to_all(name: str):
+async def test_overload_is_reported_to_all_clients(name: str):
     one, other = (ClusterRateLimiter(name, max_concurrent=8, ttl=TTL, over="machine") for _ in range(2))
     async with one.slot():
         one.record_overload(retry_after=0.2)
@@ -222,7 +226,7 @@ async def test_processes_share_a_limit_in_a_folder_whose_path_is_too_long_for_a_
             ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
 
 
-def test_a_folder_too_long_for_a_socket_is_refused_with_what_to_set_where_there_is_no_proc(
+def test_folder_too_long_for_a_socket_is_rejected_without_proc(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / ("long" * 40)
@@ -241,7 +245,7 @@ def test_a_folder_that_others_can_enter_is_refused(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("bad", [{"ttl": 0}, {"max_concurrent": 0}, {"over": "carrier pigeon"}])
-def test_what_means_nothing_is_refused(name: str, bad: dict):
+def test_invalid_options_are_rejected(name: str, bad: dict):
     with pytest.raises(ValueError, match=next(iter(bad)) if "over" not in bad else "pigeon"):
         ClusterRateLimiter(name, **bad)
 
@@ -267,8 +271,8 @@ async def test_a_transport_that_breaks_is_tried_again(name: str, caplog: pytest.
     assert "could not report" in caplog.text
 
 
-async def test_what_means_nothing_to_the_server_is_no_answer(name: str, monkeypatch: pytest.MonkeyPatch):
-    """A report that it cannot read ends its connection, and nobody else's."""
+async def test_unreadable_report_ends_only_its_connection(name: str, monkeypatch: pytest.MonkeyPatch):
+    """An unreadable report ends only its connection."""
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over="machine")
     async with limiter.slot():
         (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")
@@ -283,7 +287,7 @@ async def test_what_means_nothing_to_the_server_is_no_answer(name: str, monkeypa
                 await asyncio.sleep(TTL / 4)
 
 
-async def test_who_stood_still_gives_up_what_others_have_got_by_now(name: str):
+async def test_stalled_client_gives_up_slots_that_were_reassigned(name: str):
     """The thread that reports sleeps for longer than the lease lasts, and then gets an answer."""
 
     class Still(_Cut):
@@ -305,7 +309,7 @@ async def test_who_stood_still_gives_up_what_others_have_got_by_now(name: str):
         await asyncio.wait_for(call(), 10)
 
 
-async def test_who_has_given_its_slot_back_is_not_cancelled_for_it(name: str):
+async def test_call_that_returned_its_slot_is_not_cancelled(name: str):
     line = _Cut()
     limiter = ClusterRateLimiter(name, max_concurrent=2, ttl=TTL, over=line)
     async with limiter.slot():
@@ -314,12 +318,12 @@ async def test_who_has_given_its_slot_back_is_not_cancelled_for_it(name: str):
     await asyncio.sleep(0.05)
 
 
-async def test_a_limiter_travels_the_way_it_has_chosen(name: str):
+async def test_pickled_limiter_keeps_its_transport(name: str):
     limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL)
     assert limiter.__reduce__()[1][1]["over"] == "machine"
 
 
-async def test_half_an_answer_is_none(name: str, monkeypatch: pytest.MonkeyPatch):
+async def test_incomplete_answer_is_ignored(name: str, monkeypatch: pytest.MonkeyPatch):
     """Its server ended while it wrote; the next one answers."""
     limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL, over="machine")
     (path,) = Path(os.environ["TORCHRL_AGENTIC_LIMITS"], f"torchrl_agentic-{os.getuid()}").glob("*[!k]")

@@ -1,4 +1,4 @@
-"""Leases: whatever is lost, late, killed or restarted, all together never use more than the limit."""
+"""Leases: all clients together never exceed the limit, after losses, delays, kills and restarts."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ TTL = 1.0
     st.integers(1, 50),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=8),
 )
-def test_shares_are_max_min_fair_and_use_up_what_is_wanted(limit, wishes):
+def test_shares_are_max_min_fair_and_satisfy_demand(limit, wishes):
     demand = {str(i): wish for i, (wish, _) in enumerate(wishes)}
     rank = {str(i): (0, when) for i, (_, when) in enumerate(wishes)}
     share = fair_shares(limit, demand, rank)
@@ -38,11 +38,11 @@ def test_shares_are_max_min_fair_and_use_up_what_is_wanted(limit, wishes):
         assert share[one] == demand[one] or share[other] <= share[one] + 1
 
 
-def test_the_last_one_goes_to_who_was_served_longest_ago():
+def test_last_share_goes_to_the_least_recently_served():
     assert fair_shares(3, {"a": 2, "b": 2}, {"a": (0, 5), "b": (0, 1)}) == {"a": 1, "b": 2}
 
 
-def test_what_cannot_be_shared_equally_is_all_used_and_goes_round():
+def test_indivisible_remainder_is_used_and_rotates():
     """Of ten for four, two have one more, for a turn; passed on too often, it would lie idle."""
     world = _settled(10, 4)
     most, used = [0] * 4, []
@@ -165,7 +165,7 @@ def test_all_together_never_run_more_than_the_limit(events, limit):
     st.floats(1, 10),
 )
 def test_all_together_start_no_more_than_the_rate(events, rate, burst):
-    """In any span of time: the rate times its length, the burst, and what may be late."""
+    """In any time span: the rate times its length, plus the burst and delayed starts."""
     world = _World(Limits(None, rate, burst), 4)
     for index, wanted, later in events:
         world.waiting[index] += wanted
@@ -181,7 +181,7 @@ def _settled(limit: int, clients: int) -> _World:
 
 
 def _run(world: _World, seconds: float) -> None:
-    """Let each client report whenever it wants to, and calls go on for ever."""
+    """Let each client report at any time, with endless calls."""
     end = world.now + seconds
     while world.now < end:
         for index, client in enumerate(world.clients):
@@ -192,7 +192,7 @@ def _run(world: _World, seconds: float) -> None:
         world.pass_time(0.01)
 
 
-def test_what_one_has_is_shared_once_others_want_it_too():
+def test_share_shrinks_once_others_ask():
     world = _settled(10, 3)
     world.waiting[0] = 30
     _run(world, 0.5)
@@ -220,7 +220,7 @@ def test_the_share_of_a_killed_client_is_free_after_its_time_to_live():
     assert world.clients[0].in_flight == 4
 
 
-def test_what_outlives_its_client_is_waited_for():
+def test_calls_that_outlive_their_client_are_awaited():
     world = _settled(4, 2)
     world.clients[0] = LeaseClient("long", world.limits, TTL, call_s=5.0)
     world.waiting = [9, 0]
@@ -265,7 +265,7 @@ def test_a_new_server_grants_nothing_until_old_leases_have_ended():
     assert [client.in_flight for client in world.clients] == [0, 4]
 
 
-def test_two_jobs_with_different_limits_are_told():
+def test_two_jobs_with_different_limits_get_an_error():
     server = LeaseServer(-math.inf)
     server.sync(LeaseRequest("a", 1, Limits(6), TTL, wanted=1), 0.0)
     with pytest.raises(LimitsDiffer, match=r"max_concurrent=6.*max_concurrent=3"):
@@ -283,7 +283,7 @@ def test_a_report_that_comes_late_changes_nothing():
     assert server.sync(LeaseRequest("b", 1, Limits(6), TTL, wanted=6), 0.2).held == 1  # "a" has 5
 
 
-def test_an_overload_that_one_met_slows_all_down():
+def test_overload_of_one_client_slows_all():
     server = LeaseServer(-math.inf)
     server.sync(LeaseRequest("a", 1, Limits(8), TTL, overloads=1, retry_after=3.0, wanted=1), 0.0)
     lease = server.sync(LeaseRequest("b", 1, Limits(8), TTL, wanted=8), 0.1)
@@ -304,7 +304,7 @@ def _leases_for(wants: Counter[str], rate: float) -> dict[str, Lease]:
     return found
 
 
-def test_nobody_gets_more_than_its_part_of_the_starts_that_lie_ahead():
+def test_no_client_gets_more_than_its_share_of_future_starts():
     leases = _leases_for(Counter(greedy=10_000, modest=3), 100)
     assert len(leases["modest"].starts) == 3
     assert len(leases["greedy"].starts) <= 100 * HORIZON_S
@@ -312,7 +312,7 @@ def test_nobody_gets_more_than_its_part_of_the_starts_that_lie_ahead():
 
 
 def test_calls_that_come_after_a_report_are_reported_at_once():
-    """Who grows from one call to many does not wait for a period in between."""
+    """A client that grows from one call to many does not wait for a period in between."""
     world = _settled(8, 1)
     world.waiting[0] = 1
     world.report(0, 0.001, 0.001, "fine")
@@ -325,7 +325,7 @@ def test_calls_that_come_after_a_report_are_reported_at_once():
 
 
 def test_a_client_that_stood_still_gives_up_its_calls():
-    """It did not notice the time: a report of what it holds would take what others have got by now."""
+    """It did not notice the time: its report would claim slots that others got meanwhile."""
     world = _settled(2, 2)
     world.waiting = [2, 0]
     _run(world, 0.3)
@@ -350,14 +350,14 @@ def test_clients_of_one_limiter_go_by_one_time_to_live():
 
 
 def test_limits_stay_for_a_while_after_their_last_client():
-    """Two tools that are set up one after the other are told before the first call."""
+    """Two tools that are set up one after the other get the error before the first call."""
     server = LeaseServer(-math.inf)
     server.sync(LeaseRequest("a", 1, Limits(10), TTL), 0.0)
     with pytest.raises(LimitsDiffer):
         server.sync(LeaseRequest("b", 1, Limits(3), TTL), 0.1)
 
 
-def test_what_a_lost_report_told_is_told_again():
+def test_lost_report_is_sent_again():
     client = LeaseClient("a", Limits(8), TTL)
     client.record_overload(0.0, 5.0)
     assert client.make_request(0.0, 0).overloads == 1

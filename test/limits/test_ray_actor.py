@@ -72,7 +72,7 @@ def _reports_have_ended() -> None:
 
 @contextlib.contextmanager
 def _rays_threads_may_fail() -> Generator[None]:
-    """Ray's own threads, which listen to the cluster, may find it gone before they are told to end."""
+    """Ray's own threads, which listen to the cluster, may lose it before they are stopped."""
     before = threading.excepthook
 
     def hook(args: Any) -> None:
@@ -103,7 +103,7 @@ def _caller(node: str) -> Any:
     @ray.remote(num_cpus=0, scheduling_strategy=_on(node), max_retries=0)
     def work(name: str, limit: int, log: str, seconds: float) -> str:
         limiter = ClusterRateLimiter(name, max_concurrent=limit, ttl=TTL)
-        asyncio.run(call_for(limiter, Path(log), seconds, 2 * limit))
+        asyncio.run(call_for(limiter, Path(log), seconds, 2 * limit, least=21))
         return ray.get_runtime_context().get_node_id()
 
     return work
@@ -134,7 +134,7 @@ def test_workers_on_two_nodes_keep_a_limit_together(nodes: list[str], name: str,
     assert min(map(count_calls, logs)) > 20
 
 
-async def test_what_a_killed_worker_held_comes_back(nodes: list[str], name: str):
+async def test_slots_of_a_killed_worker_are_returned(nodes: list[str], name: str):
     holder = _holder(nodes[1])
     pid = ray.get(holder.hold.remote(name, 3), timeout=120)
     limiter = ClusterRateLimiter(name, max_concurrent=3, ttl=TTL)
@@ -164,7 +164,7 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
 @pytest.mark.parametrize(
     "raised", [SystemExit(0), Exception("Failed to submit task to actor"), ValueError("no such actor")]
 )
-def test_whatever_ray_raises_as_it_ends_is_a_lost_connection_and_the_next_report_asks_for_a_new_actor(
+def test_error_of_ending_ray_is_a_lost_connection_and_a_new_actor_follows(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException
 ):
     """A thread that waits as Ray shuts down gets SystemExit; after a new `ray.init` the actor is unknown."""
@@ -209,7 +209,7 @@ def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypa
     assert not started
 
 
-def test_a_job_that_names_other_limits_is_told(nodes: list[str], name: str):
+def test_job_with_different_limits_gets_an_error(nodes: list[str], name: str):
     ray.get(_holder(nodes[0]).hold.remote(name, 2), timeout=120)
     with pytest.raises(LimitsDiffer, match="max_concurrent=2"):
         ClusterRateLimiter(name, max_concurrent=3, ttl=TTL)

@@ -60,7 +60,7 @@ class Engine(EngineParser):
         (T, (None, [Found("f", {"code": "<tool_call>"})]), [("f", {"code": "<tool_call>"})]),
     ],
 )
-def test_what_an_engine_loses_becomes_one_error(text, answer, expected):
+def test_call_lost_by_an_engine_becomes_one_error(text, answer, expected):
     assert outcomes(Engine(answer, native=get_parser("hermes")).parse(text)) == expected
 
 
@@ -73,7 +73,7 @@ def test_text_behind_the_last_call_is_put_back_and_ids_are_ours():
     assert spans[0] == (7, 7 + 2 * len(T))
 
 
-def test_an_unknown_format_tells_attempts_by_their_tags():
+def test_attempts_of_an_unknown_format_are_found_by_their_tags():
     assert outcomes(Engine(("", [])).parse("<|tool_call_x|>oops")) == ["dropped"]
     assert outcomes(Engine(("", [])).parse("a < b, and <b>bold</b>")) == []
     with pytest.raises(ValueError, match="not write"):
@@ -90,13 +90,13 @@ def test_a_response_template_of_transformers_reads(text, expected):
     assert pickle.loads(pickle.dumps(parser)) == parser
 
 
-def test_transformers_loses_the_good_call_with_the_bad_and_we_say_so():
+def test_good_call_that_transformers_loses_is_reported():
     assert outcomes(
         get_parser("transformers:hermes", template=TEMPLATE).parse(f"{T}<tool_call>{{oops</tool_call>")
     ) == ["dropped"]
 
 
-def test_what_is_missing_is_named():
+def test_missing_parts_are_named():
     with pytest.raises(ValueError, match="response_template"):
         get_parser("transformers:")
     with pytest.raises(TypeError, match="tokenizer"):

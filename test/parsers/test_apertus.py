@@ -37,7 +37,7 @@ def test_each_item_of_the_list_is_a_call():
         (f"[{ADD}] and more", "extra_data"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(body, code):
+def test_malformed_call_is_an_error(body, code):
     (call,) = PARSER.parse(f"<|tools_prefix|>{body}<|tools_suffix|>").calls
     assert call.error.code == code
     assert '[{"tool name": {"argument": "value"}}]' in call.error.message
@@ -55,18 +55,18 @@ def test_other_shapes_of_a_call_are_read_and_noted():
     assert shaped_as_hermes.calls[0].notes == ("no_list", "named_call")
 
 
-def test_a_call_in_the_middle_of_a_thought_runs_and_one_in_a_closed_thought_does_not():
+def test_call_in_unclosed_reasoning_runs_and_one_in_closed_reasoning_does_not():
     assert entries(f"<|inner_prefix|>I need a sum.{CALL}") == [("add", {"a": 1})]
     result = PARSER.parse(f"<|inner_prefix|>Perhaps {CALL}<|inner_suffix|>No.")
     assert (result.calls, result.reasoning, result.notes) == ((), f"Perhaps {CALL}", ("call_in_reasoning",))
 
 
-def test_a_missing_end_is_forgiven_and_a_cut_list_is_not():
+def test_missing_end_is_accepted_but_a_truncated_list_is_not():
     assert entries(f"<|tools_prefix|>[{ADD}]") == [("add", {"a": 1})]
     assert entries(f"<|tools_prefix|>[{ADD}") == ["unclosed"]
 
 
-def test_calls_are_told_when_the_list_has_closed():
+def test_stream_reports_calls_when_the_list_closes():
     stream = PARSER.stream()
     events = [event for character in CALL[:-1] for event in stream.feed(character)]
     assert events == []

@@ -62,13 +62,13 @@ def test_the_parser_is_that_of_the_calls_which_the_template_writes(name):
     assert not parser.reasoning_open
 
 
-def test_it_is_found_for_a_template_that_ships_with_torchrl():
+def test_auto_detects_the_template_of_torchrl():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = QWEN
     assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
 
 
-def test_it_knows_that_the_template_opens_the_thought():
+def test_parser_knows_that_the_template_opens_reasoning():
     assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["hermes"], "<think>\n")).reasoning_open
     closed = tokenizer_with(WRITTEN["hermes"], "<think>\n\n</think>\n\n")
     assert not get_parser("auto", tokenizer=closed).reasoning_open
@@ -93,7 +93,7 @@ def test_a_template_that_knows_types_by_one_word_can_show_the_sentinel():
     assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
 
 
-def test_a_template_that_writes_what_each_argument_means_can_show_the_sentinel():
+def test_template_that_writes_argument_descriptions_can_show_the_sentinel():
     tokenizer = tokenizer_with(WRITTEN["hermes"])
     described = "{% for t in tools or [] %}{% for k, p in t.function.parameters.properties.items() %}"
     described += "{{ k + ': ' + p.description }}{% endfor %}{% endfor %}"
@@ -101,7 +101,7 @@ def test_a_template_that_writes_what_each_argument_means_can_show_the_sentinel()
     assert get_parser("auto", tokenizer=tokenizer).name == "hermes"
 
 
-def test_of_formats_alike_the_one_is_chosen_whose_turns_end_as_the_template_ends_them():
+def test_end_of_turn_decides_between_similar_formats():
     class Other(HermesParser):
         name = "other"
         turn_end = ("<|bye|>",)
@@ -134,7 +134,7 @@ def test_a_parser_is_checked_with_a_call_of_every_tool():
             check_parser(get_parser(name), [add])
 
 
-def test_a_default_that_its_own_schema_refuses_is_no_example():
+def test_default_that_violates_its_schema_is_not_used_as_example():
     schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
     assert check_parser(get_parser("qwen3_coder"), {"f": schema}) == ["f"]
 
@@ -206,11 +206,11 @@ def test_a_parser_that_reads_other_values_is_refused():
 
 
 def test_the_role_of_results_is_one_that_the_template_names():
-    """A template that prints whatever role it gets does not know it."""
+    """A template that prints any role does not know the role."""
     assert get_parser("auto", tokenizer=tokenizer_with(WRITTEN["llama3_json"])).result_role == "tool"
 
 
-def test_a_tool_that_the_format_cannot_say_is_found():
+def test_tool_that_the_format_cannot_express_is_found():
     """Kimi's ids end names at a colon."""
     with pytest.raises(ValueError, match="cannot express the name"):
         get_parser("kimi_k2").render_call(get_parser("hermes").parse('<tool_call>{"name": "a:b"}').calls[0])
@@ -237,7 +237,7 @@ SPECS = [
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
 
-def test_a_template_with_tools_writes_what_it_writes_when_told_of_them():
+def test_with_tools_renders_like_a_template_that_gets_the_tools():
     tokenizer = byte_tokenizer()
     told = tokenizer.apply_chat_template(MESSAGES, tools=SPECS, chat_template=QWEN, tokenize=False)
     assert "%} {{ x }} 😀" in told
@@ -257,7 +257,7 @@ def test_policy_reference_and_history_see_the_same_tools():
     assert text[0] == tokenizer.apply_chat_template(MESSAGES, tokenize=False, **options)
 
 
-def test_a_template_without_tools_is_refused_and_a_message_tells_of_them():
+def test_template_without_tools_is_rejected_and_a_message_can_describe_them():
     with pytest.raises(ValueError, match="with_tools_message"):
         with_tools("{{ messages }}", SPECS)
     parser = get_parser("hermes")
@@ -311,7 +311,7 @@ def test_results_get_the_role_that_the_template_takes():
     assert get_parser("auto", tokenizer=tokenizer).result_role == "tool"
 
 
-def test_the_template_is_told_what_the_caller_tells():
+def test_template_gets_the_options_of_the_caller():
     written = tokenizer_with(WRITTEN["hermes"], "{% if thinking %}<think>\n{% endif %}")
     assert get_parser("auto", tokenizer=written, thinking=True).reasoning_open
     assert not get_parser("auto", tokenizer=written).reasoning_open
@@ -325,7 +325,7 @@ def test_white_space_at_the_start_of_a_template_stays(template):
     assert shown == told
 
 
-def test_what_a_template_writes_behind_every_conversation_is_no_part_of_the_answer():
+def test_text_that_a_template_appends_is_not_part_of_the_answer():
     """The user's turn ends as Phi's turns do, and an end of text comes last: only the answer counts."""
     tokenizer = byte_tokenizer()
     written = '<|tool_call|>{"name": "' + NAME + '", "arguments": ' + ARGS + "}<|/tool_call|>"

@@ -73,7 +73,7 @@ def test_a_call_of_no_known_tool_behind_prose_is_prose(name, text):
 
 
 @pytest.mark.parametrize("name", ["pythonic", "llama3_json"])
-def test_a_bracket_in_a_thought_or_an_example_is_no_call(name):
+def test_bracket_in_reasoning_or_an_example_is_not_a_call(name):
     text = "x[0], [f, {y: 1} and {'z': 2}\n[see: a]\n{3}"
     assert notes(name, f"<think>{text}</think>Done.", TOOLS) == ()
     assert notes(name, f"```\n{text}\n```\n", TOOLS) == ()
@@ -95,7 +95,7 @@ class OneTokenPerPiece:
         return self.pieces[index]
 
 
-def test_brackets_open_calls_whatever_token_they_are_part_of():
+def test_brackets_open_calls_as_part_of_any_token():
     for name, ids, rest in (
         ("llama3_json", [1], 'name": "f", "parameters": {}}'),
         ("pythonic", [3], "(a=1)]"),

@@ -36,7 +36,7 @@ def test_both_ways_agree_on_any_message(pieces: list[str], tools: object):
 
 
 def test_clean_messages_take_the_quick_way(monkeypatch: pytest.MonkeyPatch):
-    """Else the two could agree only because nothing is ever read the quick way."""
+    """Otherwise the two could agree only because the quick path is never taken."""
     read: list[str] = []
     monkeypatch.setattr(TextParser, "parse", lambda parser, text, **_: read.append(text))
     calls = "\n".join([ONE] * 3)

@@ -1,4 +1,4 @@
-"""Cohere's Command R, R7B, A and 4: a list of calls between action tags; thoughts and answers in tags too."""
+"""Cohere's Command R, R7B, A and 4: a list of calls between action tags; reasoning and answers in tags."""
 
 import json
 
@@ -44,12 +44,12 @@ def test_the_names_of_the_models_mean_the_same_format(name):
 
 
 @pytest.mark.parametrize("tag", ["RESPONSE", "TEXT"])
-def test_what_is_said_to_the_user_is_text(tag):
+def test_text_to_the_user_stays_text(tag):
     text = f"<|START_{tag}|>It rains in <co>Jena</co: 0:[1]>.<|END_{tag}|>"
     assert (read(text)[0], read(text)[1].text) == ([], text)
 
 
-def test_a_call_in_a_thought_is_a_draft():
+def test_call_in_reasoning_is_a_draft():
     found, result = read(f"<|START_THINKING|>{action(LOOK)}<|END_THINKING|><|START_TEXT|>No.<|END_TEXT|>")
     assert (found, result.notes) == ([], ("call_in_reasoning",))
     thinking = get_parser("cohere_command4", reasoning_open=True)
@@ -57,7 +57,7 @@ def test_a_call_in_a_thought_is_a_draft():
     assert (found, result.reasoning) == ([("stop", {})], f"perhaps {action(LOOK)}")
 
 
-def test_a_result_that_the_model_invents_is_no_call():
+def test_invented_result_is_not_a_call():
     forged = f"<|START_TOOL_RESULT|>{action(LOOK)}<|END_TOOL_RESULT|>"
     assert read(f"{forged}{action(STOP)}")[0] == [("stop", {})]
 
@@ -88,7 +88,7 @@ def test_odd_lists_are_read_as_far_as_they_are_clear(text, expected, ids):
     assert [call.call_id for call in result.calls] == ids
 
 
-def test_all_calls_of_a_list_are_told_when_it_has_closed():
+def test_stream_reports_the_calls_of_a_list_when_it_closes():
     stream = COHERE.stream()
     text = action(LOOK, "null")
     assert stream.feed(f"So{text[:-1]}") == [TextDelta("So")]
@@ -150,7 +150,7 @@ TEMPLATE = """\
 """
 
 
-def test_it_is_found_by_its_chat_template():
+def test_auto_detects_its_chat_template():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     parser = get_parser("auto", tokenizer=tokenizer)
@@ -187,7 +187,7 @@ def test_command_r_calls_in_a_fence(between):
         (fence(STOP) + fence(LOOK), [SEEN[1], SEEN[0]]),
     ],
 )
-def test_command_r_reads_only_what_follows_the_word_action(text, expected):
+def test_command_r_reads_only_text_after_action(text, expected):
     assert read(text, COMMAND_R)[0] == expected
 
 

@@ -475,7 +475,7 @@ class TestK2Horizon(ParserContract):
     )  # fmt: skip
 
 
-def test_the_same_text_gives_the_same_calls_whatever_the_hash_seed():
+def test_calls_do_not_depend_on_the_hash_seed():
     """Two processes with different seeds read one message in every format."""
     program = (
         "from torchrl_agentic.parsers import PARSERS, get_parser\n"

@@ -14,7 +14,7 @@ _FORMATS = sorted(parser.name for parser in FORMATS if issubclass(parser, TextPa
 @pytest.mark.parametrize(
     "between", ["", *(pytest.param(text, marks=pytest.mark.slow) for text in ("\n", " and "))]
 )
-def test_a_call_in_a_string_that_was_cut_off_does_not_run(name, between):
+def test_call_in_a_truncated_string_does_not_run(name, between):
     parser = get_parser(name)
     tools = {"g": {"type": "object", "properties": {"a": {"type": "string"}}}, "f": {"type": "object"}}
     for args in ({"a": 1}, {"a": "x"}, {"a": "it's"}):

@@ -30,7 +30,7 @@ def read(parser, text):
     return [call.error.code if call.error else (call.tool, call.args) for call in result.calls], result
 
 
-def test_calls_stand_in_one_section_with_a_space_before_each_name():
+def test_calls_share_one_section_with_a_space_before_each_name():
     assert V41.render_calls(CALLS) == SECTION
     found, result = read(V41, f"<think>I look.</think>Let me see.\n\n{SECTION}<｜end▁of▁sentence｜>")
     assert found == SEEN
@@ -50,7 +50,7 @@ def test_values_and_bodies_are_those_of_the_other_versions():
     assert read(V41, f"<think>{SECTION}</think>no")[0] == []
 
 
-def test_a_call_is_told_when_it_has_closed():
+def test_stream_reports_a_call_when_it_is_closed():
     stream = V41.stream()
     first = SECTION.index("\n<｜DSML｜ invoke", 20)
     assert stream.feed(f"So:{SECTION[: first - 1]}") == [TextDelta("So:")]
@@ -88,7 +88,7 @@ def test_calls_of_another_version_are_read_or_are_an_error(written, named, on_on
         ("deepseek_v4", "<think><｜DSML｜ calls></think>", []),
     ],
 )
-def test_only_what_begins_a_call_is_an_attempt(name, text, expected):
+def test_only_the_beginning_of_a_call_is_an_attempt(name, text, expected):
     found, result = read(get_parser(name), text)
     assert found == expected
     if text.endswith(" so"):
@@ -101,7 +101,7 @@ def test_another_versions_call_is_an_event_too():
     assert (text, type(failed)) == (TextDelta("So:"), CallFailed)
 
 
-def test_no_text_is_told_that_may_begin_another_versions_call():
+def test_stream_holds_back_text_that_may_begin_a_call_of_another_version():
     stream = get_parser("deepseek_v4").stream()
     events = [event for character in f"<think>hm {SECTION}" for event in stream.feed(character)]
     assert "".join(event.text for event in events) == "<think>hm "
@@ -116,7 +116,7 @@ def test_a_grammar_describes_the_calls():
     assert call["content"]["style"] == "deepseek_v4_1_xml"
 
 
-def test_results_hold_no_tags():
+def test_rendered_results_have_no_tags():
     (message,) = V41.render([CALLS[0]], [ToolResult.from_text(f"{SECTION}</tool_result>")])
     assert message["role"] == "tool"
     assert not any(marker in message["content"] for marker in ("｜DSML｜", "</tool_result>"))
@@ -144,7 +144,7 @@ TEMPLATE = """\
 """
 
 
-def test_it_is_found_by_its_chat_template():
+def test_auto_detects_its_chat_template():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     parser = get_parser("auto", tokenizer=tokenizer)

@@ -61,12 +61,12 @@ def test_a_section_may_hold_json_or_single_quotes(inside, notes):
         ('<invoke name="seek"><parameter name="page">1</invoke>', "unclosed"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error_and_the_next_call_runs(inside, code):
+def test_malformed_call_is_an_error_and_the_next_call_runs(inside, code):
     assert read(section(inside)) == [code]
     assert read(f"{section(inside)}\n{section(invoke(page=2))}") == [code, {"page": 2}]
 
 
-def test_what_was_cut_off_does_not_run():
+def test_truncated_call_does_not_run():
     whole = section('{"name": "seek", "arguments": {"page": 12}}')
     for cut in range(len("<dots_function_call>"), whole.index("</")):
         result = PARSER.parse(whole[:cut], tools=TOOLS)
@@ -75,12 +75,12 @@ def test_what_was_cut_off_does_not_run():
     assert read(section(invoke(page=12))[:-50]) == ["unclosed"]
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     result = PARSER.parse(f"<think>{section(invoke(page=1))}</think>No.", tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
 
 
-def test_output_of_a_tool_holds_no_tag():
+def test_rendered_tool_output_has_no_tags():
     (message,) = PARSER.render([ParsedCall("seek", {}, "c")], [ToolResult.from_text(section(invoke()))])
     assert message["role"] == "tool"
     assert not [

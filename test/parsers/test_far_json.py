@@ -18,7 +18,7 @@ FAR = "x" * 100_000 + "\n"
         '", "b": NaN',
     ],
 )  # fmt: skip
-def test_a_call_far_behind_is_what_it_is_in_front(size, end):
+def test_distance_from_the_start_does_not_change_a_call(size, end):
     parser = get_parser("llama3_json")
     text = f'{{"name": "f", "parameters": {{"a": "{"é" * size}{end}\nand'
     near, far = parser.parse(f"\n{text}"), parser.parse(FAR + text)

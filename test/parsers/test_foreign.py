@@ -372,7 +372,7 @@ def differences() -> list[tuple[Case, ParseResult]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_each_kind_of_difference_is_met(name):
+def test_every_kind_of_difference_occurs(name):
     """A reason that no case needs any more is to be removed."""
     assert any(KINDS[name].holds(case, result) for case, result in differences())
 
@@ -381,6 +381,6 @@ def test_most_cases_give_the_same_calls():
     assert len(differences()) < 0.2 * len(cases())
 
 
-def test_what_no_parser_of_ours_reads_is_listed():
+def test_foreign_formats_without_a_parser_are_listed():
     unread = {part for part, name in READ_BY.items() if name is None}
     assert unread == {"BeamParser", "muse-glimmer", "functionary"}

@@ -47,7 +47,7 @@ def test_the_suffix_is_that_of_the_first_call(name, text, suffix):
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == result.text
 
 
-def test_text_before_the_first_tag_is_told_at_once():
+def test_stream_reports_text_before_the_first_tag_at_once():
     stream = get_parser("hy_v3").stream(tools=TOOLS)
     assert stream.feed("Let me see: <") == [TextDelta("Let me see: ")]
     assert stream.feed("b>") == [TextDelta("<b>")]
@@ -65,14 +65,14 @@ def test_several_calls_without_newlines_and_without_arguments():
     assert outcomes(get_parser("hy_v4").parse(text.replace("<tool_sep>", ""))) == [("now", {}), ("now", {})]
 
 
-def test_what_the_separator_is_missing_from_is_read_and_noted():
+def test_missing_separator_is_accepted_and_noted():
     result = get_parser("hy_v3").parse(suffixed(HY4, ":opensource"), tools=TOOLS)
     assert (outcomes(result), result.notes) == ([ULM], ("missing_separator",))
     assert outcomes(get_parser("hy_v4").parse(HY3, tools=TOOLS)) == ["extra_data"]
 
 
 @pytest.mark.parametrize("suffix", ["", ":opensource"])
-def test_a_call_in_a_thought_does_not_run(suffix):
+def test_call_in_reasoning_does_not_run(suffix):
     text = suffixed(f"<think>I could {HY3} but no.</think>No.", suffix)
     result = get_parser("hy_v3").parse(text, tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
@@ -97,12 +97,12 @@ def test_a_call_in_a_thought_does_not_run(suffix):
         ('<tool_call>{"name": "weather"}</tool_call>', "wrong_dialect"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(text, code):
+def test_malformed_call_is_an_error(text, code):
     for suffix in ("", ":opensource", ":x"):
         assert outcomes(get_parser("hy_v3").parse(suffixed(text, suffix), tools=TOOLS)) == [code]
 
 
-def test_values_are_typed_and_otherwise_stand_as_they_are():
+def test_values_are_typed_and_otherwise_kept_verbatim():
     text = HY3.replace("Ulm", "\n a <b> &amp;\n").replace("3", "three")
     (call,) = get_parser("hy_v3").parse(text, tools=TOOLS).calls
     assert call.args == {"city": "\n a <b> &amp;\n", "days": "three"}
@@ -156,14 +156,14 @@ def test_the_suffix_is_that_of_the_tokenizer():
     assert get_parser("hy_v3", tokenizer=byte_tokenizer()).suffix is None
 
 
-def test_markers_that_are_tokens_say_which_suffix_counts():
+def test_token_markers_determine_the_suffix():
     tokenizer = tokenizer_of(":opensource")
     text = f"Not {HY3} but\n{suffixed(HY3, ':opensource')}"
     assert outcomes(get_parser("hy_v3").parse_tokens(tokenizer.encode(text), tokenizer, tools=TOOLS)) == [ULM]
 
 
 @pytest.mark.parametrize("suffix", ["", ":opensource", ":x"])
-def test_output_of_a_tool_holds_no_tag(suffix):
+def test_rendered_tool_output_has_no_tags(suffix):
     text = suffixed(f"<think>{HY3}</think><tool_responses>", suffix)
     (message,) = get_parser("hy_v3").render([ParsedCall(*ULM, "c")], [ToolResult.from_text(text)])
     assert (message["role"], message["tool_call_id"]) == ("tool", "c")
@@ -171,7 +171,7 @@ def test_output_of_a_tool_holds_no_tag(suffix):
     assert f"</tool_responses{suffix}>" not in message["content"]
 
 
-def test_a_grammar_can_say_the_tags_without_a_suffix_only():
+def test_structural_tag_has_only_tags_without_a_suffix():
     assert get_parser("hy_v3").structural_tag(TOOLS) is None
     tag = get_parser("hy_v3", suffix="").structural_tag(TOOLS)["format"]
     assert tag["triggers"] == ["<tool_calls>\n"]

@@ -1,4 +1,4 @@
-"""Calls of Inkling, whose blocks of thoughts, text and calls all end with the same token."""
+"""Calls of Inkling, whose blocks of reasoning, text and calls all end with the same token."""
 
 import random
 
@@ -47,12 +47,12 @@ def test_blocks_of_every_kind_follow_each_other():
         (call('{"name": "f", "args": "{\\"a\\": 1}"}'), ("string_args",)),
     ],
 )
-def test_the_name_inside_counts_and_what_loses_nothing_is_mended(text, notes):
+def test_inner_name_counts_and_lossless_fixes_are_applied(text, notes):
     (made,) = INKLING.parse(text).calls
     assert (made.tool, made.args, made.notes) == ("f", {"a": 1}, notes)
 
 
-def test_what_ends_a_block_is_data_inside_a_string():
+def test_end_of_a_block_inside_a_string_is_data():
     body = '{"name": "f", "args": {"a": "<|end_message|><|message_model|>}"}}'
     assert outcomes(INKLING.parse(call(body))) == [("f", {"a": "<|end_message|><|message_model|>}"})]
 
@@ -89,12 +89,12 @@ def test_a_call_with_raw_text_is_answered_with_the_right_shape():
     assert 'Send it again as <|content_invoke_tool_json|>{"name"' in found.error.message
 
 
-def test_a_thought_that_the_prompt_opened_ends_with_its_block():
+def test_reasoning_opened_by_the_prompt_ends_with_its_block():
     result = get_parser("inkling", reasoning_open=True).parse(f"Let me see.<|end_message|>{call()}")
     assert (result.reasoning, outcomes(result)) == ("Let me see.", [("f", {"a": 1})])
 
 
-def test_the_end_of_a_call_is_not_that_of_a_thought_before_it():
+def test_end_of_a_call_does_not_end_reasoning_before_it():
     result = INKLING.parse(f"<|message_model|><|content_thinking|>Now:{call()}{SAID}")
     assert (outcomes(result), result.notes, result.reasoning) == (
         [("f", {"a": 1})],
@@ -131,7 +131,7 @@ def test_calls_are_ready_as_soon_as_they_close():
     assert outcomes(stream.close()) == [("f", {"a": 1}), "invalid_json"]
 
 
-def test_pieces_of_any_size_are_read_as_the_whole():
+def test_streaming_in_pieces_equals_parsing_the_whole():
     text = thought("hm") + SAID + call() + call("oops") + "<|content_thinking|>x" + call(header="") + STOP
     whole, sizes = INKLING.parse(text), random.Random(7)
     assert len(whole.calls) == 3
@@ -154,7 +154,7 @@ def test_markers_count_only_where_they_were_sampled():
     assert outcomes(INKLING.parse_tokens([*spelled, *sampled], tokenizer)) == [("f", {"a": 1})]
 
 
-def test_what_is_written_reads_back_and_other_names_are_refused():
+def test_rendered_calls_parse_back_and_other_names_are_rejected():
     made = [ParsedCall("f.g", {"a": "<|end_message|>"}, "c"), ParsedCall("h", {}, "d")]
     assert outcomes(INKLING.parse(INKLING.render_calls(made))) == [
         ("f.g", {"a": "<|end_message|>"}),

@@ -45,32 +45,32 @@ def test_several_calls_and_the_other_name_of_the_arguments():
         (CALL.replace("}}", "}} then"), "extra_data"),
     ],
 )
-def test_what_names_no_tool_is_an_error(text, code):
+def test_call_without_a_tool_name_is_an_error(text, code):
     assert entries(text) == [code]
 
 
-def test_code_for_the_interpreter_is_told_what_to_do():
+def test_error_for_interpreter_code_explains_the_remedy():
     (call,) = PARSER.parse("<|action_start|><|interpreter|>\nprint(1)<|action_end|>").calls
     assert "tools are called after <|plugin|>" in call.error.message
 
 
-def test_a_draft_in_a_thought_does_not_run():
+def test_draft_in_reasoning_does_not_run():
     assert entries(f"<think>{CALL}</think>{CALL}") == [("add", {"a": 1})]
 
 
-def test_a_call_is_told_when_it_closes():
+def test_stream_reports_a_call_when_it_closes():
     stream = PARSER.stream()
     events = [event for character in CALL[:-1] for event in stream.feed(character)]
     assert not [event for event in events if isinstance(event, CallReady)]
     assert [type(event) for event in stream.feed(CALL[-1:])] == [CallReady]
 
 
-def test_results_hold_no_marker():
+def test_rendered_results_have_no_markers():
     message = PARSER.render_result("c", ToolResult.from_text("<|plugin|> <|action_start|>"))
     assert message["content"] == "<\u200b|plugin|> <\u200b|action_start|>"
 
 
-def test_it_is_written_as_the_models_write_it():
+def test_rendered_calls_match_those_of_the_model():
     written = PARSER.render_call(ParsedCall("add", {"a": 1}, "x"))
     assert written == f"<|action_start|><|plugin|>\n{ADD}\n<|action_end|>"
 

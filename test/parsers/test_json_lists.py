@@ -75,7 +75,7 @@ def test_a_call_without_the_list_is_read_and_noted(name):
         ("[None]", "invalid_json"),
     ],
 )
-def test_what_is_no_list_of_calls_is_one_error(name, body, code):
+def test_value_that_is_not_a_list_of_calls_is_one_error(name, body, code):
     begin, end = TAGS[name]
     result = get_parser(name).parse(f"so {begin}{body}{end} on")
     assert codes(result) == [code]
@@ -115,7 +115,7 @@ def test_calls_are_written_as_one_list(name):
 
 
 @every
-def test_calls_of_a_list_are_told_when_it_has_ended(name):
+def test_stream_reports_the_calls_of_a_list_when_it_ends(name):
     begin, end = TAGS[name]
     stream, text = get_parser(name).stream(tools=TOOLS), f"Hm. {begin}[{ADD}, {ADD}]"
     early = [event for character in text for event in stream.feed(character)]
@@ -167,7 +167,7 @@ def test_a_result_that_the_model_makes_up_calls_nothing():
     assert (result.calls, result.text, result.notes) == ((), text, ("forged_result",))
 
 
-def test_a_draft_in_a_thought_of_hunyuan_does_not_run():
+def test_draft_in_hunyuan_reasoning_does_not_run():
     draft = f"<think>\nPerhaps <tool_calls>[{MUL}]</tool_calls>\n</think>\n"
     result = get_parser("hunyuan_a13b").parse(f"{draft}<answer>\n<tool_calls>[{ADD}]</tool_calls>\n</answer>")
     assert calls(result) == [ADD_CALL]
@@ -175,7 +175,7 @@ def test_a_draft_in_a_thought_of_hunyuan_does_not_run():
     assert result.notes == ("call_in_reasoning",)
 
 
-def test_the_thought_of_apriel_ends_where_its_answer_begins():
+def test_reasoning_of_apriel_ends_where_its_answer_begins():
     draft = f"I could write <tool_calls>[{MUL}]</tool_calls>.\n[BEGIN FINAL RESPONSE]\n"
     answer = f"Sure.\n<tool_calls>[{ADD}]</tool_calls>\n[END FINAL RESPONSE]\n<|end|>\n"
     begin = "Here are my reasoning steps:\n"
@@ -188,7 +188,7 @@ def test_the_thought_of_apriel_ends_where_its_answer_begins():
         assert result.reasoning.strip() == f"I could write <tool_calls>[{MUL}]</tool_calls>."
 
 
-def test_auto_knows_that_a_prompt_of_apriel_opens_the_thought():
+def test_auto_detects_that_prompts_of_apriel_open_reasoning():
     written = f'\n<tool_calls>[{{"name": "{NAME}", "arguments": {ARGS}}}]</tool_calls>'
     parser = get_parser("auto", tokenizer=tokenizer_with(written, "Here are my reasoning steps:\n"))
     assert (parser.name, parser.reasoning_open) == ("apriel", True)

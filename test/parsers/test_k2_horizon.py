@@ -1,4 +1,4 @@
-"""Calls of K2 Horizon: three formats that its chat template can ask for, and three kinds of thoughts."""
+"""Calls of K2 Horizon: three formats that its chat template can request, and three kinds of reasoning."""
 
 import json
 import pickle
@@ -62,19 +62,19 @@ def test_each_format_is_read_even_side_by_side():
         (tag("tool_call", f"sum{tag('arg_key', 'n')}<ifm|arg_value>1"), "unclosed"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error_and_the_next_call_runs(inside, code):
+def test_malformed_call_is_an_error_and_the_next_call_runs(inside, code):
     assert read(tag("tool_calls", inside)) == [code]
     assert read(f"{tag('tool_calls', inside)}\n{tag('tool_calls', plain(n='2'))}") == [code, {"n": 2}]
 
 
 @pytest.mark.parametrize("call", [plain(n="12"), plain({"n": "integer"}, n="12"), as_json(n=12)])
-def test_what_was_cut_off_does_not_run(call):
+def test_truncated_call_does_not_run(call):
     for cut in range(len("<ifm|tool_call>"), len(call)):
         assert read(call[:cut]) == ["unclosed"] or read(call[:cut]) == ["extra_data"]
 
 
 @pytest.mark.parametrize("level", ["think", "think_fast", "think_faster"])
-def test_a_call_in_a_thought_of_any_level_does_not_run(level):
+def test_call_in_reasoning_of_any_level_does_not_run(level):
     result = PARSER.parse(f"{tag(level, plain(n='1'))}{plain(n='2')}", tools=TOOLS)
     assert [call.args for call in result.calls] == [{"n": 2}]
     assert (result.reasoning, result.notes) == (plain(n="1"), ("call_in_reasoning",))
@@ -88,7 +88,7 @@ def test_calls_end_with_the_turn():
     assert (len(result.calls), result.notes) == (1, ("forged_turn",))
 
 
-def test_it_is_written_without_types():
+def test_calls_can_be_rendered_without_types():
     text = PARSER.render_calls([ParsedCall("sum", {"label": "a\n", "n": 1}, "c")])
     assert text == f"<ifm|tool_calls>\n{plain(label='a', n='1')}\n</ifm|tool_calls>".replace("a</", "a\n</")
     assert read(text) == [{"label": "a\n", "n": 1}]
@@ -132,7 +132,7 @@ def test_auto_finds_it_by_the_chat_template(kind):
 
 
 @pytest.mark.parametrize("level", ["think", "think_fast", "think_faster"])
-def test_auto_knows_which_thought_the_template_opens(level):
+def test_auto_detects_which_reasoning_the_template_opens(level):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     parser = get_parser("auto", tokenizer=tokenizer, level=level)

@@ -46,7 +46,7 @@ def section(*calls):
         ("number", "", ""),
     ],
 )
-def test_an_argument_has_the_type_that_its_tag_says(kind, value, read):
+def test_argument_has_the_type_of_its_tag(kind, value, read):
     assert outcomes(K3.parse(section(call(argument("a", kind, value))))) == [("f", {"a": read})]
 
 
@@ -62,14 +62,14 @@ def test_names_are_unescaped_once():
     assert outcomes(K3.parse(text)) == [("a&b&lt;", {'say "&lt;"': 1})]
 
 
-def test_several_calls_stand_in_one_section_with_text_before_it():
+def test_one_section_holds_several_calls_after_text():
     text = SAID + section(call(argument("a", "number", "1")), call(name="g")) + END
     result = K3.parse(text)
     assert outcomes(result) == [("f", {"a": 1}), ("g", {})]
     assert (result.text, result.notes) == (SAID + END, ())
 
 
-def test_a_json_element_may_stand_for_the_arguments():
+def test_json_element_can_replace_the_arguments():
     body = '<|open|>json type="object"<|sep|>{"a": "<|close|>json<|sep|>"}<|close|>json<|sep|>'
     assert outcomes(K3.parse(section(call(body)))) == [("f", {"a": "<|close|>json<|sep|>"})]
 
@@ -93,19 +93,19 @@ def test_a_json_element_may_stand_for_the_arguments():
         (section(), "empty", "there is nothing between"),
     ],
 )  # fmt: skip
-def test_errors_say_what_is_wrong(text, code, said):
+def test_error_messages_name_the_mistake(text, code, said):
     (found,) = K3.parse(text).calls
     assert found.error.code == code
     assert said in found.error.message
 
 
-def test_a_bad_call_leaves_its_neighbours_alone():
+def test_bad_call_does_not_affect_other_calls():
     result = K3.parse(SAID + section(call(name="a"), call("oops"), call(name="b")))
     assert outcomes(result) == [("a", {}), "extra_data", ("b", {})]
     assert result.text == SAID
 
 
-def test_a_call_in_a_thought_does_not_run_and_one_behind_it_does():
+def test_call_in_reasoning_does_not_run_and_one_after_it_does():
     thought = f"Perhaps {section(call())}?"
     text = f"{thought}<|close|>think<|sep|>{SAID}{section(call(name='g'))}{END}"
     result = get_parser("kimi_k3", reasoning_open=True).parse(text)
@@ -113,7 +113,7 @@ def test_a_call_in_a_thought_does_not_run_and_one_behind_it_does():
     assert outcomes(K3.parse(f"<|open|>think<|sep|>{text}")) == [("g", {})]
 
 
-def test_a_result_that_the_model_writes_itself_is_noted_and_holds_no_call():
+def test_forged_result_is_noted_and_has_no_calls():
     forged = f'<|open|>message role="tool" tool="f" index="1"<|sep|>{section(call())}<|close|>message<|sep|>'
     result = K3.parse(section(call(name="g")) + forged)
     assert (outcomes(result), result.notes) == ([("g", {})], ("forged_result",))
@@ -130,7 +130,7 @@ def test_calls_are_ready_as_soon_as_they_close():
     assert outcomes(stream.close()) == [("f", {"a": "<b>"}), "extra_data"]
 
 
-def test_pieces_of_any_size_are_read_as_the_whole():
+def test_streaming_in_pieces_equals_parsing_the_whole():
     json = '<|open|>json type="object"<|sep|>{"a": [1]}<|close|>json<|sep|>'
     bad = call(argument("a", "string", "x") + "?")
     text = "<|open|>think<|sep|>hm<|close|>think<|sep|>" + SAID + section(call(json), bad, call()) + END
@@ -166,7 +166,7 @@ def test_tags_count_only_where_their_first_token_was_sampled():
     assert (outcomes(result), result.text) == ([("f", {})], other)
 
 
-def test_what_is_written_reads_back_and_the_rest_is_refused():
+def test_rendered_calls_parse_back_and_others_are_rejected():
     calls = [
         ParsedCall('a"&<', {'k"': " x\n", "n": 1, "f": 2.0, "o": {"p": [None, True]}, "z": None}, "c")
     ] * 2
@@ -179,7 +179,7 @@ def test_what_is_written_reads_back_and_the_rest_is_refused():
             K3.render_call(ParsedCall(name, args, "c"))
 
 
-def test_results_name_their_tool_and_hold_no_tags():
+def test_rendered_results_name_their_tool_and_have_no_tags():
     made = [ParsedCall("f", {}, "call_0_0"), ParsedCall("g", {}, "call_0_1", index=1)]
     one, two = K3.render(made, [ToolResult.from_text(END + section(call())), ToolResult.from_text("fine")])
     assert {**two} == {"role": "tool", "content": "fine", "tool_call_id": "call_0_1", "name": "g"}

@@ -125,7 +125,7 @@ def test_lines_of_code_are_never_read_as_others(lines, is_known):
         | st.lists(st.text("'\"x", max_size=3), max_size=2),
     )
 )
-def test_what_is_rendered_needs_no_raw_string(args):
+def test_rendered_calls_need_no_raw_string(args):
     (call,) = LFM2.parse(LFM2.render_call(ParsedCall("f", args, "1"))).calls
     assert (call.tool, call.args, call.notes) == ("f", args, ())
 

@@ -34,11 +34,11 @@ def test_values_of_all_kinds_arrive_as_they_are():
     assert entries(PARSER.render_call(type(call)("f", values, "x"))) == [("f", values)]
 
 
-def test_a_draft_in_a_thought_does_not_run():
+def test_draft_in_reasoning_does_not_run():
     assert entries(f"<longcat_think>\n{ADD}\n</longcat_think>\n{ADD}") == [("add", {"a": 1})]
 
 
-def test_what_cannot_be_read_is_an_error():
+def test_malformed_call_is_an_error():
     assert entries("<longcat_tool_call>add it") == ["invalid_json"]
     assert entries('<longcat_tool_call>{"name": "add", "arguments": {"a": ') == ["unclosed"]
     assert entries('<longcat_tool_call>{"name": "add", "arguments": "a = 1"}</longcat_tool_call>') == [
@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_an_error():
     ]
 
 
-def test_a_call_is_told_when_its_tag_closes():
+def test_stream_reports_a_call_when_its_tag_closes():
     stream = PARSER.stream()
     assert not [event for event in stream.feed(ADD[:-1]) if isinstance(event, CallReady)]
     assert [type(event) for event in stream.feed(ADD[-1:])] == [CallReady]
@@ -63,7 +63,7 @@ def test_a_result_names_its_tool():
     }  # fmt: skip
 
 
-def test_auto_finds_it_and_whether_the_prompt_opens_a_thought():
+def test_auto_detects_the_format_and_whether_the_prompt_opens_reasoning():
     written = (
         f'<longcat_tool_call>\n{{"name": "{NAME}", "arguments": {ARGS}}}\n</longcat_tool_call>\n</longcat_s>'
     )

@@ -1108,7 +1108,7 @@ def test_bad_json_is_an_error_among_good_neighbours(name: str):
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_a_message_cut_anywhere_is_nothing_then_an_error_then_the_call(name: str):
+def test_truncated_message_gives_nothing_then_an_error_then_the_call(name: str):
     message, begins, complete = CUTS[name]
     parser = get_parser(name)
     first, last = (message.index(part) + len(part) for part in (begins, complete))
@@ -1133,7 +1133,7 @@ HUGE: dict[str, dict[str, Any]] = {"tags": {"query": "q" * 60}, "fence": {"code"
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in WITHOUT_SPANS])
-def test_what_is_beyond_the_limits_is_an_error_in_its_place(name: str):
+def test_call_over_the_limits_is_an_error_in_its_place(name: str):
     parser = get_parser(name, limits=SMALL)
     tool, args = ONE.get(name, ADD)
     good = parser.render_call(ParsedCall(tool, args, "functions.add:0"))

@@ -631,7 +631,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_malformed_messages_are_read_as_the_rules_say(name: str):
+def test_malformed_messages_follow_the_rules(name: str):
     """The rules are those of facts/parsers.md, sections 1, 3, 4 and 5."""
     check_all(TABLES[name], partial(_check, name))
 
@@ -686,7 +686,7 @@ def _check_tiling(text: str, result: ParseResult) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32"])
-def test_a_value_that_would_be_read_as_something_else_is_not_written(name):
+def test_ambiguous_value_is_not_rendered(name):
     """The markers of the format at the start, in the middle, on a line of their own and at the end."""
     parser = get_parser(name)
     markers = [*parser.openers, *filter(None, parser.section), parser.closer, *parser.turn_end]

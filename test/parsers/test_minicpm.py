@@ -59,7 +59,7 @@ def test_calls_with_text_around_them():
         ("True", "True"),
     ],
 )  # fmt: skip
-def test_a_string_is_what_its_block_holds(written, value):
+def test_string_value_is_the_text_of_its_block(written, value):
     assert said(block(param("path", "p"), param("text", written))) == [{"path": "p", "text": value}]
 
 
@@ -108,11 +108,11 @@ def test_tags_may_be_written_sloppily(text):
         (block(param("text", "<![CDATA[a")), "unclosed"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(text, code):
+def test_malformed_call_is_an_error(text, code):
     assert said(text) == [code]
 
 
-def test_a_cut_off_block_does_not_end_with_that_of_a_later_call():
+def test_truncated_block_does_not_extend_to_a_later_call():
     good = block(param("text", "<![CDATA[<b>]]>"))
     for cut in ("</param></function>", "", "<|im_end|>"):
         text = f'<function name="edit"><param name="text"><![CDATA[<a>{cut}\n{good}'
@@ -135,7 +135,7 @@ def test_prose_about_functions_is_text():
         assert (PARSER.parse(text).calls, PARSER.parse(text).text) == ((), text)
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     call = block(param("path", "a"))
     result = PARSER.parse(f"<think>\n{call}\n</think>\n\nNo.", tools=TOOLS)
     assert (result.calls, result.notes, result.reasoning) == ((), ("call_in_reasoning",), f"\n{call}\n")
@@ -143,7 +143,7 @@ def test_a_call_in_a_thought_does_not_run():
     assert [call.args for call in opened.calls] == [{"path": "a"}]
 
 
-def test_a_call_is_told_when_its_block_closes():
+def test_stream_reports_a_call_when_its_block_closes():
     text = f"Now: {block(param('text', '<![CDATA[</function>]]>'), param('line', '1'))} ok"
     stream, told = PARSER.stream(tools=TOOLS), []
     for character in text:
@@ -171,7 +171,7 @@ def test_a_block_that_reads_as_two_calls_is_not_written():
         PARSER.render_call(ParsedCall("edit", {"text": f"a\n{block(param('text', '<![CDATA[a]]>'))}"}, ""))
 
 
-def test_output_of_a_tool_holds_no_tag():
+def test_rendered_tool_output_has_no_tags():
     (message,) = PARSER.render(
         [ParsedCall("edit", {}, "c")], [ToolResult.from_text(f"{block()}</tool_response>")]
     )

@@ -33,11 +33,11 @@ def test_calls_in_front_of_a_broken_line_count():
     assert entries(f"<tool_calls>\n{ADD} and\n</tool_calls>") == ["extra_data"]
 
 
-def test_a_missing_end_is_forgiven_behind_complete_json():
+def test_missing_end_is_accepted_after_complete_json():
     assert PARSER.parse(f"<tool_calls>\n{ADD}").calls[0].notes == ("unclosed_tag",)
 
 
-def test_a_line_is_told_when_the_next_one_begins():
+def test_stream_reports_a_line_when_the_next_one_begins():
     stream = PARSER.stream()
     assert stream.feed(f"<tool_calls>\n{ADD}\n") == []
     assert [type(event) for event in stream.feed(MUL[:5])] == [CallReady]

@@ -119,7 +119,7 @@ def test_several_calls_in_one_section_or_more_and_text_around():
     assert read(f"So: {one}{two}")[0] == found[:2]
 
 
-def test_a_call_in_a_thought_is_a_draft():
+def test_call_in_reasoning_is_a_draft():
     call = section(invoke(element("lines", "1")))
     found, result = read(f"<mm:think>maybe {call} no</mm:think>Done.")
     assert (found, result.reasoning) == ([], f"maybe {call} no")
@@ -160,7 +160,7 @@ TURN = f"[e~[\n]~b]user\n{section(GOOD)}"
         (section(invoke(f"{N}<a>" * 300)), ["too_deep"], "deeper than 200"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error_and_its_neighbours_run(text, expected, said):
+def test_malformed_call_is_an_error_and_other_calls_run(text, expected, said):
     found, result = read(text)
     assert found == expected
     message = result.calls[0].error.message
@@ -182,11 +182,11 @@ def test_white_space_between_token_and_tag_is_an_error(space):
     assert len(stream.close().calls) == 1
 
 
-def test_an_element_whose_name_begins_like_a_call_is_none():
+def test_element_with_the_prefix_of_a_call_is_not_a_call():
     assert read(f"{N}<invoke_id>5{N}</invoke_id>")[0] == []
 
 
-def test_every_event_comes_as_soon_as_it_is_certain():
+def test_events_are_sent_as_soon_as_they_are_certain():
     stream = M3.stream(tools=TOOLS)
     assert stream.feed("Hi.") == []
     assert stream.feed(f"{N}<tool_call>\n{GOOD[:-1]}") == [TextDelta("Hi.")]
@@ -207,7 +207,7 @@ def test_every_event_comes_as_soon_as_it_is_certain():
         {"list": ["x", "", None, True, 2, [["y"]], {"k": "v"}], "object": {"k": [1], "tool_call_id": "x"}},
     ],
 )
-def test_what_is_written_reads_back(args):
+def test_rendered_calls_parse_back(args):
     kinds = {str: "string", float: "number", list: "array", dict: "object", type(None): "null"}
     schema = {"type": "object", "properties": {key: {"type": kinds[type(args[key])]} for key in args}}
     text = M3.render_calls([ParsedCall("f", args, "c"), ParsedCall("g", {}, "d")])
@@ -222,7 +222,7 @@ def test_what_is_written_reads_back(args):
         {"a": {"item": 1}}, {"a": [{"item": 1}]},
     ],
 )  # fmt: skip
-def test_what_would_read_as_something_else_is_not_written(args):
+def test_ambiguous_calls_are_not_rendered(args):
     with pytest.raises(ValueError, match="format"):
         M3.render_call(ParsedCall("f", args, "c"))
 
@@ -267,7 +267,7 @@ TEMPLATE = """\
 """
 
 
-def test_it_is_found_by_its_chat_template():
+def test_auto_detects_its_chat_template():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     parser = get_parser("auto", tokenizer=tokenizer)

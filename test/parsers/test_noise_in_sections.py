@@ -86,7 +86,7 @@ def test_a_section_of_prose_alone_is_one_error(name: str):
     "odd",
     ['{"name": "save", "arguments": {}}', '[save(body="v")]', '<call name="save"/>', "save<key>body</key>"],
 )
-def test_a_call_in_another_dialect_is_an_attempt_of_its_own(name: str, odd: str):
+def test_call_in_another_dialect_is_a_separate_attempt(name: str, odd: str):
     opener, first, second, closer = _parts(name)
     assert _entries(_read(name, f"{opener}{odd}\n{first}\n{second}{closer}")) == [
         "wrong_dialect", FIRST, SECOND
@@ -102,7 +102,7 @@ def test_a_call_quoted_in_another_dialect_does_not_run(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_in_a_thought_behind_the_opener_does_not_run(name: str):
+def test_call_in_reasoning_after_the_opener_does_not_run(name: str):
     opener, first, second, closer = _parts(name)
     think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
     result = _read(name, f"{opener}{think[0]}perhaps {first}{think[1]}{closer}{opener}{second}{closer}")
@@ -111,7 +111,7 @@ def test_a_call_in_a_thought_behind_the_opener_does_not_run(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("policy", ["text", "error"])
-def test_a_section_that_a_thought_holds_ends_with_it(name: str, policy: Any):
+def test_section_inside_reasoning_ends_with_it(name: str, policy: Any):
     opener, first, second, closer = _parts(name)
     think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
     text = f"{think[0]}I write {opener} then{think[1]}{opener}{first}\n{second}{closer}"

@@ -96,7 +96,7 @@ def test_liberties_in_reading_are_noted(message: str, note: str):
     assert note in HermesParser().parse(message).calls[0].notes
 
 
-def test_an_error_says_what_broke_where_and_what_is_right():
+def test_error_has_the_mistake_its_position_and_the_correct_form():
     (call,) = HermesParser().parse(T('{"name": "add", "arguments": {"a": 1},}')).calls
     for piece in ("call 1", "was not run", "character", '"name": "tool name"'):
         assert piece in call.error.message
@@ -115,7 +115,7 @@ def test_the_first_256_calls_are_read_however_they_are_written():
     assert {call.error.code for call in calls if call.error} == {"over_limit"}
 
 
-def test_recorded_data_with_an_unclosed_thought_holds_a_call():
+def test_recorded_message_with_unclosed_reasoning_has_a_call():
     """The first recorded turn has unclosed reasoning and a call; the second closed reasoning and no call."""
     turns = [m["content"] for m in json.loads(EXAMPLE.read_text())["messages"] if m["role"] == "assistant"]
     first, second = (HermesParser().parse(turn) for turn in turns)
@@ -128,7 +128,7 @@ def test_recorded_data_with_an_unclosed_thought_holds_a_call():
 
 
 @pytest.mark.parametrize("parser", [HermesParser(), XMLToolCallParser(), OpenAIToolCallParser()])
-def test_calls_that_a_history_keeps_apart_are_read(parser: ToolCallParser):
+def test_tool_calls_field_of_a_history_is_read(parser: ToolCallParser):
     calls = [
         {"id": "k", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
         json.loads(P),
@@ -249,7 +249,7 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
             get_parser(name)
 
 
-def test_objects_that_are_no_parser_of_ours_are_adapted_and_others_refused():
+def test_foreign_parsers_are_adapted_and_other_objects_rejected():
     parser = HermesParser()
     assert get_parser(parser) is parser
     adapted = get_parser(Foreign())

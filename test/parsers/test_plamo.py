@@ -18,9 +18,10 @@ def tag(name):
 
 JSON = "<|plamo:constrain|>json<|plamo:msg|>"
 ARGUMENTS = {"place": "大阪", "marker": tag("end_tool_arguments"), "n": 1}
+ARGUMENTS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 
 
-def one(name="look", arguments=json.dumps(ARGUMENTS, ensure_ascii=False), begin=JSON):
+def one(name="look", arguments=ARGUMENTS_TEXT, begin=JSON):
     named = f"{tag('begin_tool_name')}{name}{tag('end_tool_name')}"
     body = f"{tag('begin_tool_arguments')}{begin}{arguments}{tag('end_tool_arguments')}"
     return f"{tag('begin_tool_request')}{named}{body}{tag('end_tool_request')}"
@@ -42,7 +43,7 @@ def test_calls_with_text_around_them():
     assert (result.text, result.notes) == ("Well, <|plamo:tag|>", ())
 
 
-def test_the_kind_of_the_arguments_may_be_missing():
+def test_argument_format_marker_is_optional():
     assert read(several(one(begin="<|plamo:msg|>"))) == [("look", ARGUMENTS)]
     spaced = several(one()).replace(tag("begin_tool_name"), f"\n{tag('begin_tool_name')}")
     assert read(spaced) == [("look", ARGUMENTS)]
@@ -71,11 +72,11 @@ def test_complete_arguments_count_where_the_message_ends_behind_them():
         (several('{"name": "look"}'), "wrong_dialect"),
     ],
 )
-def test_what_cannot_be_read_is_an_error(text, code):
+def test_malformed_call_is_an_error(text, code):
     assert read(text) == [code]
 
 
-def test_no_prefix_of_a_message_runs_anything_else():
+def test_prefix_of_a_message_runs_only_complete_calls():
     text = several(one(), one("now", "{}"))
     for cut in range(len(text)):
         assert [call for call in read(text[:cut]) if isinstance(call, tuple)] in (
@@ -83,7 +84,7 @@ def test_no_prefix_of_a_message_runs_anything_else():
         )  # fmt: skip
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     thought = f"{tag('begin_think')}Maybe {several(one())} or not{tag('end_think')}No."
     result = PARSER.parse(thought)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
@@ -98,7 +99,7 @@ def test_calls_end_with_the_turn():
     assert (len(result.calls), result.notes) == (1, ("forged_turn",))
 
 
-def test_a_call_is_told_when_its_block_closes():
+def test_stream_reports_a_call_when_its_block_closes():
     text, stream, told = several(one(), one("now", "{}")), PARSER.stream(), []
     for character in text:
         told += [event.call.tool for event in stream.feed(character) if isinstance(event, CallReady)]
@@ -106,7 +107,7 @@ def test_a_call_is_told_when_its_block_closes():
     assert stream.close() == PARSER.parse(text)
 
 
-def test_it_is_written_as_it_is_read():
+def test_rendered_calls_parse_back():
     calls = [ParsedCall("look", ARGUMENTS, "a"), ParsedCall("now", {}, "b")]
     assert PARSER.render_calls(calls) == several(one(), one("now", "{}"))
     with pytest.raises(ValueError, match="cannot express the name"):

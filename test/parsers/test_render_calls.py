@@ -43,7 +43,7 @@ def test_calls_without_ids_are_numbered():
     ]
 
 
-def test_one_call_is_a_message_too():
+def test_single_call_is_a_message():
     parser, call = get_parser("json"), ParsedCall("a", {"x": "{}"}, "c1")
     assert parser.render_call(call) == parser.render_calls([call])
     assert _seen(parser.parse(parser.render_call(call)).calls) == _seen([call])

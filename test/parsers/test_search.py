@@ -14,7 +14,7 @@ PIECES = st.lists(st.sampled_from([*MARKERS, "<", "[", "<t", "x" * 700, "y " * 1
 
 
 @given(PIECES, st.lists(st.tuples(st.sampled_from(MARKERS), st.integers(0, 9000)), max_size=12))
-def test_a_marker_in_a_long_text_is_found_whatever_was_looked_for_before(
+def test_marker_in_a_long_text_is_found_after_other_searches(
     pieces: list[str], asked: list[tuple[str, int]]
 ) -> None:
     reader = Reader(text := "".join(pieces))
@@ -44,7 +44,7 @@ def test_lists_that_never_close_are_text_if_no_tool_has_their_name() -> None:
     assert (result.text, result.calls) == (text, ())
 
 
-def test_the_end_of_a_thought_behind_a_call_proves_that_the_prompt_began_it() -> None:
+def test_end_of_reasoning_after_a_call_proves_that_the_prompt_opened_it() -> None:
     parser = get_parser("hermes")
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "%s"}}\n</tool_call>'
     assert parser.parse(f"{call % 'x'}\n</think>\nDone.").notes == ("unopened_reasoning", "call_in_reasoning")

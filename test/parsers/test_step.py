@@ -55,7 +55,7 @@ def test_calls_with_text_around_them():
         f"<｜tool_calls_begin｜>{HEAD}{invoke(query='q')}<｜tool_calls_end｜>",
     ],
 )
-def test_what_is_missing_around_a_complete_call_is_forgiven(text):
+def test_missing_tags_around_a_complete_call_are_accepted(text):
     assert read(text) == [("find", {"query": "q"})]
     assert PARSER.parse(text, tools=TOOLS).text == ""
 
@@ -75,13 +75,13 @@ def test_what_is_missing_around_a_complete_call_is_forgiven(text):
         (f'{HEAD}<steptml:invoke name="find">{END}', "extra_data"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_and_the_next_call_runs(inside, code):
+def test_malformed_call_is_an_error_and_the_next_call_runs(inside, code):
     assert read(f"<｜tool_calls_begin｜>{inside}") == [code]
     broken, good = read(f"<｜tool_calls_begin｜>{inside}{one('open', url='x')}<｜tool_calls_end｜>")
     assert (isinstance(broken, str), good) == (True, ("open", {"url": "x"}))
 
 
-def test_a_call_that_was_cut_off_does_not_take_the_values_of_the_next():
+def test_truncated_call_does_not_take_values_of_the_next():
     cut = invoke(query="so").partition("so")[0]
     for between in ("", END, "\n", f"{END}\n"):
         assert read(several(f"{HEAD}{cut}so{between}{one(query='good')}"))[1:] == [
@@ -96,12 +96,12 @@ def test_the_end_of_the_turn_ends_a_call():
     assert (len(result.calls), result.notes) == (1, ("forged_turn",))
 
 
-def test_a_call_in_a_thought_does_not_run():
+def test_call_in_reasoning_does_not_run():
     result = PARSER.parse(f"<think>{several(one(query='q'))}</think>No.", tools=TOOLS)
     assert (result.calls, result.notes) == ((), ("call_in_reasoning",))
 
 
-def test_a_call_is_told_when_its_block_closes():
+def test_stream_reports_a_call_when_its_block_closes():
     text, stream, told = several(one(query="q"), one("open", url="x")), PARSER.stream(tools=TOOLS), []
     for character in text:
         told += [
@@ -113,7 +113,7 @@ def test_a_call_is_told_when_its_block_closes():
     assert stream.close() == PARSER.parse(text, tools=TOOLS)
 
 
-def test_what_would_be_read_as_another_call_is_not_written():
+def test_arguments_that_would_parse_as_another_call_are_not_rendered():
     for value in (
         one(query="q"),
         f"a\n{invoke(query='q')}",
@@ -126,7 +126,7 @@ def test_what_would_be_read_as_another_call_is_not_written():
     assert read(text) == [("find", {"query": "<｜tool_call_end｜> x", "most": 1})]
 
 
-def test_output_of_a_tool_holds_no_tag():
+def test_rendered_tool_output_has_no_tags():
     (message,) = PARSER.render([ParsedCall("find", {}, "c")], [ToolResult.from_text(several(one(query="q")))])
     assert (message["role"], message["tool_call_id"]) == ("tool", "c")
     markers = (*PARSER.openers, PARSER.closer, *PARSER.section, END)

@@ -10,7 +10,7 @@ STREAMED = sorted(PARSERS.keys() - {"openai", "anthropic", "json", "xml", "fence
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_call_is_told_as_soon_as_its_block_closes(name):
+def test_stream_reports_a_call_as_soon_as_its_block_closes(name):
     """One character earlier there is no event; only formats without a closer need more text."""
     parser = get_parser(name)
     call = ParsedCall("f", {"a": "x"}, "call_0_0")
@@ -25,7 +25,7 @@ def test_a_call_is_told_as_soon_as_its_block_closes(name):
     assert (call.tool, call.args) == ("f", {"a": "x"})
 
 
-def test_text_is_told_at_once_but_for_what_may_be_a_marker():
+def test_stream_reports_text_at_once_except_possible_markers():
     stream = get_parser("hermes").stream()
     said = "".join(
         event.text
@@ -38,14 +38,14 @@ def test_text_is_told_at_once_but_for_what_may_be_a_marker():
     assert [type(event) for event in events] == [TextDelta, CallReady]
 
 
-def test_what_is_told_of_a_failed_call_says_why():
+def test_event_of_a_failed_call_has_the_reason():
     stream = get_parser("hermes").stream()
     (event,) = stream.feed("<tool_call>{oops}</tool_call>")
     assert isinstance(event, CallFailed)
     assert event.call.error.code == "invalid_json"
 
 
-def test_an_open_thought_holds_a_call_back_until_it_is_clear():
+def test_stream_holds_back_a_call_in_open_reasoning():
     closing, never = get_parser("hermes").stream(), get_parser("hermes").stream()
     for stream in (closing, never):
         assert not [event for event in stream.feed(f"<think>{ONE}") if isinstance(event, CallReady)]
@@ -64,7 +64,7 @@ def test_a_closed_stream_takes_no_more():
         stream.feed("x")
 
 
-def test_formats_that_are_read_as_a_whole_stream_too():
+def test_formats_parsed_as_a_whole_can_stream():
     stream = get_parser("json").stream(turn=2)
     assert stream.feed('{"message": "hi", "tools": [{"tool": "f", ') == []
     assert stream.feed('"args": {}}]}') == []

@@ -34,7 +34,7 @@ def test_a_marker_that_is_a_token_opens_a_call_and_the_same_characters_do_not():
     assert TOKENIZER.decode(ids[begin:end]) == ONE
 
 
-def test_a_spelled_closer_closes_nothing():
+def test_closing_tag_spelled_out_does_not_close():
     ids = ids_of("<tool_call>", '\n{"name": "f", "arguments": {}}\n', "</tool_call", ">")
     (call,) = get_parser("hermes").parse_tokens(ids_of("<tool_call>", "{oops"), TOKENIZER).calls
     assert call.error.code == "unclosed"
@@ -50,7 +50,7 @@ def test_without_such_tokens_the_text_is_all_there_is():
 
 
 @pytest.mark.parametrize("spelled", [0, 1, 2])
-def test_token_spans_are_right_whatever_stands_before(spelled):
+def test_token_spans_are_right_after_any_text(spelled):
     before = "<tool_call> é" * spelled
     ids = ids_of(before, "<tool_call>", BODY, "</tool_call>", "<tool_call>", "{oops", "</tool_call>")
     calls = get_parser("hermes").parse_tokens(ids, TOKENIZER).calls

@@ -173,7 +173,7 @@ def test_a_structural_tag_has_standard_types():
     assert '"float"' not in json.dumps(tag)
 
 
-def test_of_an_argument_that_is_written_twice_the_last_counts_and_it_is_noted():
+def test_last_value_of_a_repeated_argument_counts_and_is_noted():
     first, second = (f"<arg_key>k</arg_key><arg_value>{value}</arg_value>" for value in (1, 2))
     text = f"<tool_call>f\n{first}{second}</tool_call>"
     (call,) = get_parser("glm45").parse(text).calls

@@ -84,7 +84,7 @@ def test_a_call_is_written_as_the_chat_template_writes_it():
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_newline_before_the_next_tag_is_no_data_where_a_closer_is_missing(name: str):
+def test_newline_before_the_next_tag_is_not_data_if_a_closing_tag_is_missing(name: str):
     body = "<parameter=body>one\n<parameter=n>2</parameter>\n"
     schema = {"properties": {"body": {"type": "string"}, "n": {"type": "integer"}}}
     (call,) = get_parser(name).parse(_written(name, body), tools={"save": schema}).calls
@@ -99,7 +99,7 @@ def save(body: str, n: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["mimo", "seed_oss"])
-def test_auto_tells_a_template_that_writes_values_as_they_are(name: str):
+def test_auto_recognises_a_template_that_writes_values_verbatim(name: str):
     tag = WRAPPERS[name]
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("TAG", tag)

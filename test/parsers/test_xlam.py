@@ -27,7 +27,7 @@ def entries(text):
         ("\n  ", ""),
     ],
 )
-def test_a_list_on_a_line_of_its_own_is_calls(before, after):
+def test_list_on_its_own_line_is_read_as_calls(before, after):
     result = PARSER.parse(f"{before}[{ADD}, {ADD}]{after}")
     assert [(call.tool, call.args, call.notes) for call in result.calls] == [("add", {"a": 1}, ())] * 2
     assert result.text == before + after
@@ -50,7 +50,7 @@ def test_a_list_on_a_line_of_its_own_is_calls(before, after):
         '[{"name": "Ada",]',
     ],
 )
-def test_data_is_no_call(text):
+def test_json_data_is_not_a_call(text):
     result = PARSER.parse(text)
     assert (result.calls, result.text) == ((), text)
 
@@ -83,7 +83,7 @@ def test_a_wrapper_opens_a_list_anywhere_and_is_noted(before, after):
         ("[TOOL_CALLS][TOOL_CALLS]" + LIST, [("add", {"a": 1})]),
     ],
 )
-def test_what_begins_as_a_call_is_an_entry(text, codes):
+def test_text_that_begins_like_a_call_is_an_entry(text, codes):
     assert entries(text) == codes
 
 
@@ -92,7 +92,7 @@ def test_a_good_list_behind_a_broken_one_runs():
     assert entries(f"<tool_call>oops</tool_call>\n{LIST}") == ["invalid_json", ("add", {"a": 1})]
 
 
-def test_a_draft_in_a_thought_does_not_run():
+def test_draft_in_reasoning_does_not_run():
     result = PARSER.parse(f"<think>\n{LIST}\n</think>\n{LIST}")
     assert len(result.calls) == 1
     assert result.notes == ("call_in_reasoning",)
@@ -111,7 +111,7 @@ def test_a_bracket_that_may_yet_be_a_wrapper_waits():
     assert stream.close() == PARSER.parse(f"[TOOL_CALLS]{LIST}\n")
 
 
-def test_calls_are_written_as_one_list_and_results_keep_their_brackets():
+def test_calls_are_rendered_as_one_list_and_results_keep_brackets():
     assert PARSER.render_calls([ParsedCall("add", {"a": 1}, "x")] * 2) == f"[{ADD}, {ADD}]"
     assert PARSER.render_result("c", ToolResult.from_text("[1]"))["content"] == "[1]"
     assert PARSER.structural_tag({"add": {}}) is None

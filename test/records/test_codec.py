@@ -1,4 +1,4 @@
-"""A trajectory comes back as it was; whatever else a line holds is read or named."""
+"""A trajectory reads back unchanged; other content of a line is read or named."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def written(made: TrajectoryRecord) -> bytes:
 
 @settings(deadline=None)
 @given(made=records())
-def test_a_trajectory_comes_back_as_it_was(made: TrajectoryRecord):
+def test_trajectory_reads_back_unchanged(made: TrajectoryRecord):
     """Through the bytes of a file, so that nothing lives on as a Python object."""
     encoded = written(made)
     assert encoded.count(b"\n") == 1
@@ -46,7 +46,7 @@ def test_a_trajectory_comes_back_as_it_was(made: TrajectoryRecord):
 
 @settings(deadline=None)
 @given(made=records())
-def test_what_is_written_keeps_to_the_published_schema(made: TrajectoryRecord):
+def test_written_records_match_the_published_schema(made: TrajectoryRecord):
     """With `json` as reader, as people's scripts use it; the validator takes no halves of surrogate pairs."""
     data = json.loads(written(made).replace(b"\\ud", b"\\u0"))
     assert [error.message for error in jsonschema_rs.validator_for(json_schema()).iter_errors(data)] == []
@@ -71,7 +71,7 @@ def test_the_schema_is_one_and_knows_all_members():
         ({"schema_version": 1}, "schema_version"),
     ],
 )
-def test_the_schema_refuses_what_no_recorder_writes(change: dict[str, object], path: str):
+def test_schema_rejects_other_records(change: dict[str, object], path: str):
     data = record_to_json(record()) | change
     assert any(path in map(str, error.instance_path) for error in jsonschema_rs.validator_for(
         json_schema()).iter_errors(json.loads(json.dumps(data))))  # fmt: skip
@@ -115,7 +115,7 @@ def deep(depth: int) -> object:
     [10**5000, deep(5000), {1, 2}, object(), b"\xff", {(1, 2): 3}, "\ud800"],
     ids=lambda one: type(one).__name__,
 )
-def test_what_json_cannot_hold_costs_only_itself(value: object):
+def test_value_that_json_lacks_is_replaced_alone(value: object):
     """The rest of the trajectory is written, and reads back."""
     made = record(turn("kept", result=ToolResult.from_text("6")), extras={"odd": value})
     found = read_line(written(made))
@@ -159,7 +159,7 @@ def test_the_texts_of_verls_trainer_have_turns_calls_and_results():
     assert record_from_json(record_to_json(found)).turns == found.turns
 
 
-def test_results_in_a_user_section_and_results_that_are_missing_are_told_apart():
+def test_results_in_a_user_section_differ_from_missing_results():
     one, two = (f'<tool_call>\n{{"name": "f", "arguments": {{"n": {n}}}}}\n</tool_call>' for n in (1, 2))
     said = (
         f"{one}\n{two}\nuser\n<tool_response>\n10\n</tool_response>\n<tool_response>\n20\n</tool_response>\n"
@@ -183,7 +183,7 @@ ROLES = st.sampled_from(
 
 @settings(deadline=None)
 @given(st.lists(ROLES | st.sampled_from(['{"name": "f", "arguments": {}}', "", "1"]), max_size=12))
-def test_any_output_is_read_and_its_words_stay(lines):
+def test_any_output_is_read_with_its_text(lines):
     found = record_from_json({"input": "user\nq\nassistant\n", "output": "\n".join(lines)})
     assert found.turns
     told = "\n".join(message.text for message in found.messages)
@@ -191,7 +191,7 @@ def test_any_output_is_read_and_its_words_stay(lines):
         assert told.count(word) == sum(line.count(word) for line in lines)
 
 
-def test_a_word_that_is_a_role_does_not_end_an_answer():
+def test_role_name_in_the_text_does_not_end_an_answer():
     said = "These are the roles:\nuser\ntool\nThat is all."
     found = record_from_json({"input": "user\nq\nassistant\n", "output": said})
     assert [message.text for message in found.messages] == ["q", said]
@@ -265,13 +265,13 @@ def test_no_line_raises(junk: bytes):
     assert isinstance(read_line(junk), BadLine | TrajectoryRecord)
 
 
-def test_what_is_no_utf8_is_read_all_the_same():
+def test_invalid_utf8_is_read_with_replacements():
     found = read_line(good.replace(b"hello", b"h\xffllo"))
     assert isinstance(found, TrajectoryRecord)
     assert found.turns[0].message.text == "h\udcffllo"
 
 
-def test_the_schema_travels_with_the_package():
+def test_schema_is_part_of_the_package():
     """What people validate with is a file, which tools of other languages read too."""
     import torchrl_agentic.records as package
 

@@ -102,7 +102,7 @@ def test_a_summary_is_right_wherever_its_beginning_is_cut(tmp_path: Path, scanne
     assert summary.extras == {"long": "x" * length, "n": 123456}
 
 
-def test_lines_of_other_kinds_stand_side_by_side(tmp_path: Path, scanned: Scan):
+def test_lines_of_different_kinds_can_be_mixed(tmp_path: Path, scanned: Scan):
     write(tmp_path / "0.jsonl", "a")
     with (tmp_path / "0.jsonl").open("ab") as file:
         file.write(
@@ -136,7 +136,7 @@ def test_a_line_that_grows_is_read_again(tmp_path: Path, scanned: Scan):
     assert ids(file) == ["a"]
 
 
-def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, scanned: Scan):
+def test_replaced_file_is_read_again(tmp_path: Path, scanned: Scan):
     """Even one that is as long."""
     write(tmp_path / "0.jsonl", "a")
     file = scanned(tmp_path / "0.jsonl")
@@ -147,8 +147,8 @@ def test_a_file_in_the_place_of_another_is_read_anew(tmp_path: Path, scanned: Sc
     assert ids(file) == ["b"]
 
 
-def test_a_file_that_is_replaced_or_cut_says_that_it_was_begun_anew(tmp_path: Path, scanned: Scan):
-    """Each time, in whatever order: who keeps numbers of lines sees that they are others."""
+def test_replaced_or_truncated_file_reports_a_restart(tmp_path: Path, scanned: Scan):
+    """Each time, in any order: readers that keep line numbers notice the change."""
     path = tmp_path / "0.jsonl"
     write(path, "a", "b")
     file = scanned(path)
@@ -169,7 +169,7 @@ def test_a_file_that_is_replaced_or_cut_says_that_it_was_begun_anew(tmp_path: Pa
     assert len(set(seen)) == 4
 
 
-def test_a_line_that_took_the_place_of_one_as_long_is_summed_up_anew(tmp_path: Path, scanned: Scan):
+def test_line_replaced_by_one_of_equal_length_is_summarised_again(tmp_path: Path, scanned: Scan):
     path = tmp_path / "0.jsonl"
     write(path, "a", "b")
     file = scanned(path)
@@ -228,7 +228,7 @@ def test_a_summary_counts_calls():
     assert (dict(found.statuses), dict(found.tools)) == ({"ok": 1, "error": 1}, {"f": 2})
 
 
-def test_a_line_longer_than_is_allowed_is_reported_and_costs_no_other(tmp_path: Path):
+def test_too_long_line_is_reported_and_others_are_read(tmp_path: Path):
     write(tmp_path / "0.jsonl", "short")
     write(tmp_path / "0.jsonl", "long", turns=(turn("x" * 100_000),))
     short, long = read_records(tmp_path, max_line_bytes=50_000)
@@ -238,7 +238,7 @@ def test_a_line_longer_than_is_allowed_is_reported_and_costs_no_other(tmp_path: 
     assert all(isinstance(one, TrajectoryRecord) for one in read_records(tmp_path))
 
 
-def test_what_compressed_files_may_unpack_to_can_be_given(tmp_path: Path):
+def test_limit_of_unpacked_bytes_is_configurable(tmp_path: Path):
     write(tmp_path / "0.jsonl.zst", "a", turns=(turn("x" * 100_000),))
     with pytest.raises(DumpTooLarge, match="more than 50,000"):
         list(read_records(tmp_path, max_unpacked_bytes=50_000))
@@ -261,7 +261,7 @@ def test_arguments_of_200_levels_are_read_back(tmp_path: Path):
 
 
 @pytest.mark.parametrize("depth", [300, 900, 100_000])
-def test_a_line_that_is_nested_too_deep_is_bad_and_said_so(tmp_path: Path, depth: int):
+def test_too_deep_line_is_reported_as_bad(tmp_path: Path, depth: int):
     write(tmp_path / "0.jsonl", "a")
     deep = b'{"request_id":"b","extra":%s%s}\n' % (b"[" * depth, b"]" * depth)
     with open(tmp_path / "0.jsonl", "ab") as file:
@@ -300,7 +300,7 @@ def test_files_of_a_folder_may_unpack_to_so_much_together(tmp_path: Path):
     assert len(list(read_records(tmp_path, max_unpacked_bytes=4 << 20))) == 4  # one after the other
 
 
-def test_what_is_written_anew_or_gone_does_not_count(tmp_path: Path):
+def test_rewritten_or_deleted_files_do_not_count(tmp_path: Path):
     for number in range(3):
         packed(tmp_path / f"{number}.jsonl.zst", 3)
     with Dump(tmp_path, max_unpacked_bytes=7 << 20) as dump:
@@ -331,6 +331,6 @@ def test_by_default_a_folder_may_unpack_to_as_much_as_a_file_of_its_size(
 
 
 @pytest.mark.parametrize("name", ["max_unpacked_bytes", "max_line_bytes"])
-def test_a_bound_that_nothing_keeps_is_refused(tmp_path: Path, name: str):
+def test_unenforceable_bound_is_rejected(tmp_path: Path, name: str):
     with pytest.raises(ValueError, match=f"{name} must be 1 or more; got 0"):
         Dump(tmp_path, **{name: 0})

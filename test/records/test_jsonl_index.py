@@ -63,7 +63,7 @@ def test_a_compressed_file_has_the_lines_that_were_compressed(
 
 
 @given(cut=st.integers(1, 400), budget=st.none() | st.integers(1, 100))
-def test_a_frame_that_a_crash_has_cut_costs_only_its_own_lines(
+def test_truncated_frame_loses_only_its_lines(
     tmp_path_factory: pytest.TempPathFactory, cut: int, budget: int | None
 ):
     """The frames around it are read whole."""
@@ -80,7 +80,7 @@ def test_a_frame_that_a_crash_has_cut_costs_only_its_own_lines(
     assert found[-1] == b"2 " * 500
 
 
-def test_a_file_that_is_cut_off_is_read_anew(tmp_path: Path):
+def test_truncated_file_is_read_again(tmp_path: Path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"one\ntwo\nthree\n")
     with JsonlIndex(path) as lines:
@@ -90,7 +90,7 @@ def test_a_file_that_is_cut_off_is_read_anew(tmp_path: Path):
         assert known(lines) == [b"four"]
 
 
-def test_the_beginning_of_a_line_is_read_alone(tmp_path: Path):
+def test_beginning_of_a_line_can_be_read_alone(tmp_path: Path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(b"x" * 100 + b"\nshort\n")
     with JsonlIndex(path) as lines:
@@ -118,7 +118,7 @@ def bomb(megabytes: int) -> bytes:
     return frame + block * (megabytes * 8) + b"\x01\x00\x00"
 
 
-def test_what_a_compressed_file_unpacks_to_is_bounded_in_memory_and_on_disk(tmp_path: Path):
+def test_unpacking_is_bounded_in_memory_and_on_disk(tmp_path: Path):
     """98 kB that unpack to 3 GiB, in a process that may have 512 MiB more than it starts with."""
     path = tmp_path / "0.jsonl.zst"
     path.write_bytes(bomb(3 << 10))
@@ -142,7 +142,7 @@ except DumpTooLarge as error:
     assert str(path) in done.stdout
 
 
-def test_a_file_that_unpacks_to_too_much_stays_refused_until_it_is_written_anew(tmp_path: Path):
+def test_file_that_unpacks_to_too_much_is_rejected_until_it_changes(tmp_path: Path):
     path = tmp_path / "0.jsonl.zst"
     path.write_bytes(zstandard.compress(b"a\n" * 500) + zstandard.compress(b"b\n" * 501))
     with JsonlIndex(path, Allowance(2000)) as lines:

@@ -1,4 +1,4 @@
-"""Every trajectory is one line of the right file, whoever writes beside, and whatever a crash has left."""
+"""Every trajectory is one line of the right file, with concurrent writers and after crashes."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def finished(recorder: Recorder, name: str, *turns: Turn) -> None:
 
 @settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(some=st.lists(records(), max_size=4), suffix=st.sampled_from([".jsonl", ".jsonl.zst"]))
-def test_a_file_of_trajectories_comes_back_as_it_was(
+def test_file_of_trajectories_reads_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, some: list[TrajectoryRecord], suffix: str
 ):
-    """One line each, whatever line separators and surrogates the texts hold; nothing is secret here."""
+    """One line each, for any line separators and surrogates; without secrets."""
     path = tmp_path_factory.mktemp("records") / f"all{suffix}"
     with Recorder(path, secrets=()) as recorder:
         for one in some:
@@ -78,7 +78,7 @@ def test_a_trajectory_goes_to_the_file_of_the_step_in_which_it_began(tmp_path: P
     ]  # fmt: skip
 
 
-def test_what_is_noted_is_in_the_record(tmp_path: Path):
+def test_annotations_are_in_the_record(tmp_path: Path):
     with Recorder(tmp_path) as recorder:
         recording = recorder.begin("0.0", 2)
         recording.annotate(gts="4", difficulty="hard")
@@ -134,7 +134,7 @@ def test_ids_differ_where_names_do_not(tmp_path: Path):
     assert len({one.request_id for one in read_records(tmp_path) if isinstance(one, TrajectoryRecord)}) == 2
 
 
-def test_recording_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path):
+def test_recording_continues_after_a_truncated_line(tmp_path: Path):
     """The first trajectory after a crash must not be glued to the broken line, and lost with it."""
     with Recorder(tmp_path) as recorder:
         finished(recorder, "before")
@@ -147,7 +147,7 @@ def test_recording_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path):
     assert "cut off" in broken
 
 
-def test_a_compressed_file_goes_on_behind_a_piece_that_was_cut_off(tmp_path: Path):
+def test_compressed_recording_continues_after_a_truncated_frame(tmp_path: Path):
     with Recorder(tmp_path, suffix=".jsonl.zst") as recorder:
         finished(recorder, "before")
         recorder.flush()
@@ -170,7 +170,7 @@ def test_a_file_can_be_read_while_it_grows(tmp_path: Path, suffix: str):
             assert names(tmp_path) == [str(n) for n in range(count + 1)]
 
 
-def test_one_recorder_serves_several_threads(tmp_path: Path):
+def test_recorder_works_in_several_threads(tmp_path: Path):
     """Texts longer than a pipe or a page, so that lines written in pieces would mix."""
     with Recorder(tmp_path) as recorder, ThreadPoolExecutor(8) as threads:
         list(
@@ -205,8 +205,8 @@ def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
     assert sorted(names(tmp_path)) == ["a"] * 30 + ["b"] * 30 + ["c"] * 30
 
 
-def test_what_waits_at_the_end_of_a_program_is_written(tmp_path: Path):
-    """Nobody has closed the recorder."""
+def test_pending_records_are_written_at_exit(tmp_path: Path):
+    """The recorder is not closed."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace("with Recorder", "recorder = Recorder").replace("') as recorder:", "')\nif True:")
     subprocess.run([sys.executable, "-c", code, "a"], check=True, timeout=60)
@@ -214,7 +214,7 @@ def test_what_waits_at_the_end_of_a_program_is_written(tmp_path: Path):
 
 
 def test_a_killed_program_loses_at_most_its_last_line(tmp_path: Path):
-    """What was flushed is there whole; of what was not, no line but the last can be broken."""
+    """Flushed lines are complete; of the others, only the last can be broken."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace(
         'recording.finish("no_calls")', 'recording.finish("no_calls")\n        print(flush=True)'
@@ -241,7 +241,7 @@ def test_a_recorder_pickles_and_opens_again_after_close(tmp_path: Path):
     assert copy.step == 4
 
 
-def test_a_child_of_a_fork_records_what_is_its_own(tmp_path: Path):
+def test_forked_child_records_only_its_trajectories(tmp_path: Path):
     """Neither what waited in the parent, nor on a thread that is not there."""
     recorder = Recorder(tmp_path)
     finished(recorder, "parent")
@@ -260,7 +260,7 @@ def test_a_child_of_a_fork_records_what_is_its_own(tmp_path: Path):
     assert sorted(names(tmp_path)) == ["child", "parent"]
 
 
-def test_a_recorder_that_nobody_holds_writes_what_waits_and_ends_its_thread(tmp_path: Path):
+def test_garbage_collected_recorder_writes_pending_records_and_ends_its_thread(tmp_path: Path):
     recorder = Recorder(tmp_path)
     finished(recorder, "a")
     del recorder
@@ -292,17 +292,15 @@ def test_the_environment_waits_while_too_much_is_waiting(tmp_path: Path):
     assert (tmp_path / "f.jsonl").read_bytes() == b"{}\n{}\n"
 
 
-def test_a_trajectory_larger_than_what_may_wait_is_written(tmp_path: Path):
+def test_trajectory_larger_than_the_queue_is_written(tmp_path: Path):
     with Recorder(tmp_path, max_pending=10) as recorder:
         finished(recorder, "a", turn("x" * 1000, trajectory="a"))
         finished(recorder, "b")
     assert names(tmp_path) == ["a", "b"]
 
 
-def test_what_cannot_be_written_is_logged_and_raised_at_close(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    """The rollout goes on meanwhile; what can be written later is."""
+def test_write_error_is_logged_and_raised_at_close(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The rollout continues meanwhile; later records are written if possible."""
     (tmp_path / "0.jsonl").mkdir()
     recorder = Recorder(tmp_path)
     finished(recorder, "lost")
@@ -347,7 +345,7 @@ def test_a_file_can_be_for_all_steps(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "said"), [({"suffix": ".json"}, ".jsonl, .jsonl.zst"), ({"max_pending": 0}, "1 or more")]
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, options: dict[str, object], said: str):
+def test_invalid_options_are_rejected(tmp_path: Path, options: dict[str, object], said: str):
     with pytest.raises(ValueError, match=said):
         Recorder(tmp_path, **options)  # pyright: ignore[reportArgumentType]
 
@@ -359,7 +357,7 @@ def test_without_zstandard_the_error_names_the_extra(tmp_path: Path, monkeypatch
 
 
 class Told(TrajectoryHook):
-    """Keeps what it is told."""
+    """Keeps its events."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -378,7 +376,7 @@ class Told(TrajectoryHook):
         return Keeping()
 
 
-def test_several_recorders_are_told_the_same():
+def test_several_recorders_get_the_same_events():
     one, other, turns = Told(), Told(), []
     hook = as_hook([one, [other, None], turns.append])
     assert hook is not None
@@ -450,7 +448,7 @@ def test_a_hook_that_raises_is_logged_once_and_keeps_nothing_from_the_others(met
 
 
 @pytest.mark.parametrize("wrong", ["rollouts", 3, {"a": 1}])
-def test_what_cannot_be_told_is_refused(wrong: object):
+def test_unusable_hook_is_rejected(wrong: object):
     with pytest.raises(TypeError, match="a Recorder, a function of a Turn, or a list"):
         as_hook(wrong)  # pyright: ignore[reportArgumentType]
 
@@ -463,7 +461,7 @@ def test_a_record_by_hand_is_written_too(tmp_path: Path):
 
 
 def added(path: Path, caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
-    """Add a trajectory to a file, with a recorder of its own; what it warns of."""
+    """Add a trajectory to a file with a new recorder; return its warnings."""
     caplog.clear()
     with Recorder(path, **options) as recorder:  # pyright: ignore[reportArgumentType]
         finished(recorder, "0.0")
@@ -504,7 +502,7 @@ def test_each_recorder_has_a_run_of_its_own_which_it_keeps_in_another_process(tm
 
 
 @pytest.mark.parametrize("run", [5, "", b"x"])
-def test_what_is_no_id_of_a_run_is_refused(tmp_path: Path, run: object):
+def test_invalid_run_id_is_rejected(tmp_path: Path, run: object):
     with pytest.raises(TypeError, match="run must be the id of a run"):
         Recorder(tmp_path, run=run)  # pyright: ignore[reportArgumentType]
 

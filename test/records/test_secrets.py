@@ -1,4 +1,4 @@
-"""What is secret is written nowhere: not in arguments, not in texts that repeat it, not as tokens."""
+"""Secrets are not written: not in arguments, not in texts that repeat them, not as tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_argument_of_a_secret_name_is_left_out(name: str):
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "tokens", "key", "passwords_tried", "secretary"])
-def test_other_names_are_no_secrets(name: str):
+def test_values_of_other_names_are_not_secret(name: str):
     found = data(login("hunter2!", name))
     assert found["tool_calls"][0]["arguments"] == {name: "hunter2!"}
 
@@ -46,7 +46,7 @@ def test_other_names_are_no_secrets(name: str):
 @settings(deadline=None)
 @given(secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=6, max_size=30))
 def test_a_secret_is_in_no_text_of_the_record(secret: str):
-    """Neither as it is, nor as it stands inside the JSON of the call."""
+    """Neither verbatim nor escaped inside the JSON of the call."""
     made = login(secret)
     found = data(made)
     other = "\n".join(texts(data(login("[redacted]"))))  # holds some by chance, as "messag" in a key
@@ -71,7 +71,7 @@ def test_a_secret_is_cut_out_of_messages_and_results(secret: str):
     assert "span" not in found["tool_calls"][0]
 
 
-def test_secrets_lie_deep_and_in_messages_of_apis_too():
+def test_nested_secrets_and_secrets_in_api_messages_are_redacted():
     made = record(turn(args={"login": [{"password": "hunter2!"}]}, result=ToolResult.from_text("hunter2!")))
     assert "hunter2!" not in json.dumps(data(made))
     message = Message("assistant", "", ({"function": {"arguments": {"password": "hunter2!"}}},))
@@ -106,7 +106,7 @@ def test_values_of_the_environment_are_left_out_by_the_ends_of_their_names(monke
     assert found["tool_calls"][0]["result"] == "KEY=[redacted] [redacted] harmless-value"
 
 
-def test_names_are_chosen_by_whoever_records(tmp_path):
+def test_secret_names_are_configurable(tmp_path):
     with Recorder(tmp_path / "r.jsonl", secrets=["ssn"]) as recorder:
         recorder.write(login("hunter2!", ssn="078-05-1120"))
     found = read_line((tmp_path / "r.jsonl").read_bytes())
@@ -123,9 +123,9 @@ def test_tools_that_are_called_like_secrets_are_still_counted():
     assert data(made)["tools"] == {"token": 1}
 
 
-def test_what_was_left_out_reads_back():
+def test_redacted_record_reads_back():
     assert not isinstance(read_line(json_line(login("hunter2!"), Secrets(), NONE)), BadLine)
 
 
-def test_secrets_travel_to_workers():
+def test_secret_names_are_pickled_to_workers():
     assert pickle.loads(pickle.dumps(Secrets(["ssn"]))).is_secret("SSN")

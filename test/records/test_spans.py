@@ -1,4 +1,4 @@
-"""A trajectory becomes spans as other programs of observability read them, without what was said."""
+"""A trajectory becomes spans for observability tools, without message texts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def named(exported: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exported.get_finished_spans() if span.name == name]
 
 
-def test_calls_lie_in_turns_and_turns_in_their_trajectory(
-    recorder: SpanRecorder, exported: InMemorySpanExporter
-):
+def test_spans_nest_calls_in_turns_in_trajectories(recorder: SpanRecorder, exported: InMemorySpanExporter):
     start = time.time()
     timing = Timing(start, 0.25, 0.5)
     recording = recorder.begin("0.0", 3)
@@ -73,7 +71,7 @@ def test_a_call_that_failed_says_how(recorder: SpanRecorder, exported: InMemoryS
     assert not call.status.is_ok
 
 
-def test_what_was_said_is_in_no_span(recorder: SpanRecorder, exported: InMemorySpanExporter):
+def test_spans_contain_no_message_text(recorder: SpanRecorder, exported: InMemorySpanExporter):
     recording = recorder.begin("0.0")
     recording.record_turn(turn("SECRET", args={"SECRET": "SECRET"}, result=ToolResult.from_text("SECRET")))
     recording.annotate(score=0.5, gts="SECRET", other="SECRET")
@@ -83,7 +81,7 @@ def test_what_was_said_is_in_no_span(recorder: SpanRecorder, exported: InMemoryS
     assert (whole.attributes or {})["agentic.score"] == 0.5
 
 
-def test_it_travels_to_workers(recorder: SpanRecorder):
+def test_hook_can_be_pickled_to_workers(recorder: SpanRecorder):
     recording = pickle.loads(pickle.dumps(recorder)).begin("0.0")
     recording.record_turn(turn())
     recording.finish("reset")

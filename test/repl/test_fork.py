@@ -65,7 +65,7 @@ async def test_clones_outlive_the_original_and_can_be_cloned(make):
 
 
 @pytest.mark.parametrize("make", KINDS)
-async def test_random_numbers_go_on_alike(make):
+async def test_random_numbers_continue_equally_in_clones(make):
     async with make() as repl:
         await repl.execute("import random; random.random()")
         clones = await repl.fork(2)
@@ -75,7 +75,7 @@ async def test_random_numbers_go_on_alike(make):
 
 
 @native
-async def test_what_cannot_be_run_again_is_cloned():
+async def test_state_that_cannot_be_replayed_is_cloned():
     """A clock, and a counter in a closure: cells that run again would have other values."""
     async with ForkServerRepl() as repl:
         seen = (await repl.execute("import time; t = time.time_ns(); t")).value
@@ -86,7 +86,7 @@ async def test_what_cannot_be_run_again_is_cloned():
 
 
 @native
-async def test_an_open_file_goes_on_in_the_clones_own_copy():
+async def test_open_file_continues_in_the_copy_of_the_clone():
     async with ForkServerRepl() as repl:
         await repl.execute("f = open('log', 'w+'); f.write('one '); f.flush()")
         (clone,) = await repl.fork()
@@ -144,7 +144,7 @@ async def test_pipes_and_sockets_are_closed_in_clones():
 
 
 @native
-async def test_a_clone_is_interrupted_killed_and_started_anew_like_any_other():
+async def test_clone_can_be_interrupted_killed_and_restarted():
     async with ForkServerRepl() as repl:
         await repl.execute("x = 1")
         (clone,) = await repl.fork()
@@ -180,7 +180,7 @@ async def _held() -> tuple[ForkServerRepl, _Held]:
 
 
 @native
-async def test_fork_returns_before_the_copies_are_there_and_whoever_is_asked_waits():
+async def test_fork_returns_before_the_copies_exist_and_their_first_use_waits():
     repl, sandbox = await _held()
     clones = await repl.fork(2)
     uses = [repl.execute("x += 1; x"), *(clone.execute("x") for clone in clones)]
@@ -229,7 +229,7 @@ async def test_closing_waits_for_copies_and_leaves_nothing(first: str):
 
 
 @native
-async def test_whoever_uses_a_copy_that_could_not_be_made_is_told():
+async def test_use_of_a_failed_copy_raises_with_the_reason():
     class Failing(ForkServerSandbox):
         async def clones(self, n: int) -> Sequence[Sandbox]:
             raise SandboxError("no room")
@@ -269,7 +269,7 @@ async def test_a_cancelled_close_leaves_nothing(how: str):
 
 
 @native
-async def test_what_waits_for_copies_waits_for_the_next_ones_too():
+async def test_waiting_for_copies_includes_later_ones():
     """Otherwise it would use the old connection of the original, and be lost."""
     repl, sandbox = await _held()
     clones = await repl.fork()
@@ -286,7 +286,7 @@ async def test_what_waits_for_copies_waits_for_the_next_ones_too():
 
 @native
 @pytest.mark.parametrize("begun", [False, True])
-async def test_copies_whose_making_is_cancelled_say_so(begun: bool):
+async def test_cancelled_copies_report_the_cancellation(begun: bool):
     repl, sandbox = await _held()
     (clone,) = await repl.fork()
     if begun:
@@ -326,7 +326,7 @@ async def test_the_interpreter_of_a_copy_that_is_not_there_yet_is_taken():
 
 
 @native
-async def test_if_not_all_copies_can_be_made_none_is_left(monkeypatch):
+async def test_failed_fork_leaves_no_copies(monkeypatch):
     """Of nine, eight are made at once."""
     prepare, made = ZygotePool.prepare, []
 
@@ -351,7 +351,7 @@ async def test_if_not_all_copies_can_be_made_none_is_left(monkeypatch):
 
 
 @native
-async def test_a_number_of_copies_that_is_none_is_refused():
+async def test_invalid_number_of_copies_is_rejected():
     async with ForkServerRepl() as repl:
         with pytest.raises(TypeError):
             await repl.fork("2")  # pyright: ignore[reportArgumentType]
@@ -382,7 +382,7 @@ async def test_a_copy_can_be_forked_before_it_is_there():
 
 
 @native
-async def test_cloning_goes_on_when_clones_of_clones_are_nested_too_deeply():
+async def test_cloning_works_beyond_the_nesting_limit_of_namespaces():
     async with ForkServerRepl() as repl:
         await repl.execute("x = 0")
         for _ in range(22):

@@ -1,6 +1,9 @@
 """Tests of interpreters with our supervisor, and of those that a fork server starts, beyond the contract."""
 
 import asyncio
+import contextlib
+import os
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,7 @@ from torchrl_agentic import ImagePart, ParsedCall, PythonTool
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.repl import ForkServerRepl, SubprocessRepl, default_repl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError, zygote_pool
+from torchrl_agentic.sandbox.conformance.host_cases import file_appears
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
 pytestmark = pytest.mark.skipif(cannot_work() is not None, reason=f"no fork server here: {cannot_work()}")
@@ -21,6 +25,15 @@ def f(): pass
 print(random.random(), numpy.random.rand(), {A, B, f, "x", "yy", 3.5}, hash("text"), os.getcwd(), os.getpid())
 import time; print(time.tzname, os.environ.get("LANG"))
 """
+LATE = """
+import os, threading, time
+def late():
+    while not os.path.exists('now'):
+        time.sleep(0.01)
+    print('late', flush=True)
+    open('printed', 'w').close()
+threading.Thread(target=late).start()
+"""
 
 
 async def test_it_is_the_default_where_it_works():
@@ -28,7 +41,7 @@ async def test_it_is_the_default_where_it_works():
     assert isinstance(PythonTool().repl, ForkServerRepl)
 
 
-async def test_figures_and_what_is_displayed_come_back_as_images():
+async def test_figures_and_displayed_objects_return_as_images():
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(wall_seconds=60))) as repl:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\nplt.figure(); plt.plot([2])"
         shown = await repl.execute(code, timeout=50)
@@ -42,7 +55,7 @@ async def test_figures_and_what_is_displayed_come_back_as_images():
         assert "[2 images not shown" in many.stderr
 
 
-async def test_only_what_is_an_image_is_taken_for_one():
+async def test_only_valid_images_are_read_as_images():
     code = "class P:\n    def __init__(self, data): self.data = data\n"
     code += "    def _repr_png_(self): return self.data\n"
     async with ForkServerRepl() as repl:
@@ -90,10 +103,11 @@ async def test_numpy_is_seeded_when_a_cell_is_the_first_to_import_it():
     assert numbers[0] == numbers[1] is not None
 
 
-async def test_what_runs_on_in_the_background_is_told_apart():
+async def test_output_of_background_threads_is_marked():
     async with ForkServerRepl() as repl:
-        await repl.execute("import threading; t = threading.Timer(0.1, print, ['late']); t.start()")
-        await asyncio.sleep(0.4)
+        assert (await repl.execute(LATE)).status == "ok"
+        await repl.sandbox.write_file("now", b"")
+        await file_appears(repl.sandbox, "printed")
         result = await repl.execute("print('now')")
         assert (result.background, result.stdout) == ("late\n", "now\n")
         assert result.text == "[background output since the last call]\nlate\nnow"
@@ -121,12 +135,12 @@ async def test_processes_that_take_too_much_memory_together_are_ended():
         assert "200 MiB in all" in result.message
 
 
-async def test_a_library_that_is_not_there_is_said_when_it_is_to_be_loaded():
+async def test_missing_preloaded_library_raises_on_open():
     with pytest.raises(SandboxError, match="no_such_library"):
         await ForkServerSandbox(preload=["no_such_library"]).open()
 
 
-async def test_the_interpreter_of_a_sandbox_is_one_and_others_live_beside_it():
+async def test_sandbox_has_one_interpreter_and_other_processes():
     async with ForkServerSandbox() as sandbox, ForkServerRepl(sandbox) as first:
         with pytest.raises(SandboxError, match="SubprocessRepl"):
             await ForkServerRepl(sandbox).open()
@@ -143,11 +157,23 @@ async def test_without_memory_for_another_one_it_waits_and_then_says_so(monkeypa
         await ForkServerSandbox().open()
 
 
-async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch):
+def process_names() -> set[str]:
+    found: set[str] = set()
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(path.read_text().strip())
+    return found
+
+
+async def test_idle_interpreter_returns_its_memory(monkeypatch):
     monkeypatch.setattr("torchrl_agentic.sandbox.bootstrap.IDLE_S", 0.2)
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(disk_total_bytes=10 << 20))) as repl:
-        await repl.execute("x = 1; open('f', 'w').write('kept')")
-        await asyncio.sleep(0.6)
+        mark = f"idle{os.urandom(3).hex()}"
+        name = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)"
+        await repl.execute(f"{name}; x = 1; open('f', 'w').write('kept')")
+        async with asyncio.timeout(20):
+            while mark in process_names():
+                await asyncio.sleep(0.02)
         result = await repl.execute("'x' in globals(), open('f').read()")
         assert result.value == "(False, 'kept')"
         assert "state was lost" in result.message
@@ -178,7 +204,7 @@ async def test_an_interpreter_that_nobody_uses_gives_its_memory_back(monkeypatch
     ],
     ids=["numpy and pandas", "fork", "spawn", "shared memory", "torch"],
 )
-async def test_what_honest_code_needs_of_memory_is_allowed(code, printed):
+async def test_ordinary_code_fits_in_the_memory_limit(code, printed):
     limits = ResourceLimits(memory_bytes=4 << 30, memory_total_bytes=2 << 30)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         result = await repl.execute("import math, multiprocessing\n" + code, timeout=90)

@@ -20,7 +20,7 @@ pytest.importorskip("ipykernel")
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl import ReplDisplay
 from torchrl_agentic.repl.base import KEPT, LOST
-from torchrl_agentic.repl.jupyter_repl import JupyterRepl, sandbox_for_kernels
+from torchrl_agentic.repl.jupyter_repl import REPORT_S, JupyterRepl, sandbox_for_kernels
 from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
@@ -91,7 +91,7 @@ async def test_state_persists_and_the_last_expression_shows(repl: JupyterRepl):
     assert (await repl.execute("import os; os.getcwd()")).value == "'/work'"
 
 
-async def test_an_exception_is_told_in_fields(repl: JupyterRepl):
+async def test_exception_is_reported_in_fields(repl: JupyterRepl):
     result = await repl.execute("def f():\n    raise ValueError('a: b\\nmulti: line')\nf()")
     assert result.error is not None
     assert (result.error.ename, result.error.evalue) == ("ValueError", "a: b\nmulti: line")
@@ -185,7 +185,7 @@ async def test_values_and_displays_are_images_or_text_and_nothing_else(shared: J
 @pytest.mark.parametrize(
     "data", ["b'GIF89a'", f"{PNG} + b'0' * (1 << 20)", "b''"], ids=["gif", "big", "empty"]
 )
-async def test_what_is_no_image_of_a_size_shows_as_text(shared: JupyterRepl, data: str):
+async def test_image_without_a_size_is_shown_as_text(shared: JupyterRepl, data: str):
     """Sent without the formatters, as hostile code would."""
     raw = f"'image/png': b64encode({data}).decode(), 'text/html': '<p>', 'text/plain': 'plain'"
     result = await shared.execute(f"from base64 import b64encode\ndisplay({{{raw}}}, raw=True)")
@@ -216,7 +216,7 @@ async def test_only_so_many_displays_are_kept(shared: JupyterRepl):
     ],
     ids=["_exit", "segfault", "kill", "closerange", "key", "kernel", "kill all"],
 )
-async def test_code_that_breaks_its_kernel_is_told_and_the_next_works(repl: JupyterRepl, code: str):
+async def test_broken_kernel_is_reported_and_the_next_cell_works(repl: JupyterRepl, code: str):
     """Never an empty success, which would corrupt rewards unnoticed."""
     async with asyncio.timeout(20):
         result = await repl.execute(f"print('before')\n{code}", timeout=3)
@@ -234,7 +234,7 @@ async def test_a_value_is_not_lost_in_a_flood_of_displays(shared: JupyterRepl):
     assert (result.status, result.value) == ("ok", "42")
 
 
-async def test_a_death_is_told_with_its_cause_at_once(repl: JupyterRepl):
+async def test_death_of_the_interpreter_is_reported_at_once_with_its_cause(repl: JupyterRepl):
     async with asyncio.timeout(5):
         result = await repl.execute("import os; os._exit(3)", timeout=100)
         assert (result.status, result.state_lost) == ("died", True)
@@ -243,7 +243,7 @@ async def test_a_death_is_told_with_its_cause_at_once(repl: JupyterRepl):
     assert result.message == f"The interpreter ended (killed by SIGSEGV); {LOST}"
 
 
-async def test_a_death_between_two_calls_is_told_with_the_next(repl: JupyterRepl):
+async def test_death_between_two_calls_is_reported_with_the_next(repl: JupyterRepl):
     await repl.execute("import os, threading; threading.Timer(0.05, os._exit, [0]).start()")
     async with asyncio.timeout(5):
         await asyncio.shield(repl._live.ended)
@@ -271,7 +271,7 @@ FORGERIES = [
 
 @on_shared
 @pytest.mark.parametrize("code", FORGERIES, ids=["parts", "pickle", "shapes", "parents", "deep", "long"])
-async def test_forged_messages_spoil_their_own_cell_at_most(shared: JupyterRepl, code: str):
+async def test_forged_messages_affect_at_most_their_cell(shared: JupyterRepl, code: str):
     """The code knows the key, so the signature proves nothing."""
     await shared.execute("kept = 7")
     async with asyncio.timeout(20):
@@ -318,7 +318,7 @@ for fd in range(3, 200):
 """
 
 
-async def test_a_message_without_end_costs_us_no_memory(repl: JupyterRepl):
+async def test_endless_message_does_not_use_memory(repl: JupyterRepl):
     before = _resident()
     result = await repl.execute(ENDLESS, timeout=20)
     assert result.stdout.startswith("found\n") or result.state_lost
@@ -326,7 +326,7 @@ async def test_a_message_without_end_costs_us_no_memory(repl: JupyterRepl):
     await _works(repl)
 
 
-async def test_a_flood_of_messages_costs_us_no_memory(repl: JupyterRepl):
+async def test_flood_of_messages_does_not_use_memory(repl: JupyterRepl):
     code = (
         f"{KERNEL}\nimport time\nend = time.time() + 2\nwhile time.time() < end:\n"
         "    s.send(k.iopub_socket, 'stream', {'name': 'stdout', 'text': 'x' * 1_000_000}, parent=parent)\n"
@@ -399,7 +399,7 @@ async def test_output_of_any_length_comes_back(shared: JupyterRepl):
 
 
 @on_shared
-async def test_what_processes_print_is_output_too(shared: JupyterRepl):
+async def test_output_of_child_processes_is_captured(shared: JupyterRepl):
     result = await shared.execute("import os; os.system('echo out; echo err >&2'); None")
     assert (result.stdout, result.stderr) == ("out\n", "err\n")
 
@@ -436,7 +436,7 @@ async def test_code_of_ten_megabytes_runs_and_more_is_refused(shared: JupyterRep
 )
 async def test_code_out_of_time_is_stopped_and_state_kept(shared: JupyterRepl, busy: str):
     await shared.execute("x = 5")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         result = await shared.execute(f"print('begun')\n{busy}", timeout=0.5)
     assert (result.status, result.timed_out, result.state_lost, result.error) == (
         "timeout",
@@ -452,7 +452,7 @@ async def test_code_out_of_time_is_stopped_and_state_kept(shared: JupyterRepl, b
 @on_shared
 async def test_the_deadline_is_of_the_cell_and_not_of_each_message(shared: JupyterRepl):
     code = "import time\nfor i in range(100): display(i); print(i, flush=True); time.sleep(0.1)"
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(8):  # all of it takes 10 s
         result = await shared.execute(code, timeout=0.5)
     assert result.timed_out
 
@@ -467,6 +467,14 @@ async def test_code_that_swallows_the_interrupt_is_killed_and_its_late_output_go
     assert result.message == f"Execution exceeded 0.3 s and was stopped; {LOST}"
     after = await repl.execute("import time; time.sleep(0.4); print('clean')", timeout=5)
     assert after.text == "clean"
+
+
+async def test_code_that_swallows_the_interrupt_and_displays_for_ever_is_killed(repl: JupyterRepl):
+    """Messages that still arrive do not make the kernel's grace time longer."""
+    async with asyncio.timeout(30):
+        result = await repl.execute(f"{IGNORE}\nwhile True: display(1)", timeout=0.3)
+    assert (result.status, result.state_lost) == ("timeout", True)
+    await _works(repl)
 
 
 async def test_the_deadline_covers_waiting_for_earlier_code(repl: JupyterRepl):
@@ -532,7 +540,7 @@ async def _exists(repl: JupyterRepl, path: str) -> None:
                 return
 
 
-async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running_after_a_second(repl: JupyterRepl):
+async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running(repl: JupyterRepl):
     code = f"{IGNORE}\nimport subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
     task = asyncio.create_task(repl.execute(f"{code}open('begun', 'w').close()\nwhile True: pass"))
     await _exists(repl, "begun")
@@ -542,12 +550,12 @@ async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running_afte
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await _gone(pids)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < REPORT_S  # the client reported it, and was not waited for in vain
     result = await repl.execute("1 + 1", timeout=5)
     assert (result.value, result.state_lost, result.message) == ("2", True, f"Before this call, {LOST}")
 
 
-async def test_cancelling_twice_what_is_being_stopped_spoils_nothing(repl: JupyterRepl):
+async def test_second_cancellation_while_stopping_has_no_effect(repl: JupyterRepl):
     """The deadline is over and its grace period is not, so the answer is awaited already."""
     code = f"{IGNORE}\nopen('begun', 'w').close()\nwhile True: pass"
     task = asyncio.create_task(repl.execute(code, timeout=0.5))
@@ -592,7 +600,7 @@ async def test_nothing_is_left_after_close(workspaces):
         await _works(repl)
 
 
-async def test_closing_while_code_runs_starts_nothing_anew():
+async def test_closing_while_code_runs_does_not_restart_the_interpreter():
     repl = JupyterRepl()
     await repl.open()
     tasks = [asyncio.create_task(repl.execute("import time; time.sleep(100)")) for _ in range(2)]
@@ -604,7 +612,7 @@ async def test_closing_while_code_runs_starts_nothing_anew():
     assert repl._live is None
 
 
-async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code(repl: JupyterRepl):
+async def test_sandbox_killed_from_outside_gives_infra(repl: JupyterRepl):
     task = asyncio.create_task(repl.execute("import time; time.sleep(100)"))
     await asyncio.sleep(0.2)
     os.kill(repl._live.process.process.pid, signal.SIGKILL)
@@ -616,7 +624,7 @@ async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code(repl: Jupyt
 
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "after its answer"])
-async def test_code_that_kills_what_looks_after_its_kernel_is_answered(later: bool):
+async def test_code_that_kills_its_kernel_client_gets_a_result(later: bool):
     """If both run as the same user and no namespace separates them."""
     kill = "os.kill(os.getppid(), 9)"
     code = f"import threading; threading.Timer(0.1, lambda: {kill}).start()" if later else kill
@@ -668,7 +676,7 @@ async def test_the_code_runs_without_rights_and_without_the_hosts_network(repl: 
     assert (await repl.execute(listening)).value == "[]"
 
 
-async def test_a_sandbox_without_unix_sockets_is_refused_with_what_to_pass():
+async def test_sandbox_without_unix_sockets_is_rejected_with_the_remedy():
     with pytest.raises(ValueError, match=r"network='loopback'"):
         JupyterRepl(BubblewrapSandbox())
     repl = JupyterRepl()
@@ -678,7 +686,7 @@ async def test_a_sandbox_without_unix_sockets_is_refused_with_what_to_pass():
     assert not repl.sandbox.is_open
 
 
-async def test_a_python_without_jupyter_is_told_with_what_to_do():
+async def test_missing_jupyter_error_names_the_remedy():
     sandbox = BubblewrapSandbox(ResourceLimits(network="loopback"))
     async with sandbox:
         if (await sandbox.run([*sandbox.python_argv, "-s", "-c", "import jupyter_client"])).exit_code == 0:
@@ -687,7 +695,7 @@ async def test_a_python_without_jupyter_is_told_with_what_to_do():
         await JupyterRepl(sandbox).open()
 
 
-async def test_a_kernel_that_does_not_start_is_told_with_what_it_said():
+async def test_error_of_a_kernel_that_does_not_start_has_its_output():
     argv = ("/bin/sh", "-c", "echo the reason >&2; exit 5")
     with pytest.raises(SandboxError, match=r"exit code 5\s+the reason"):
         await JupyterRepl(kernel_argv=argv).open()
@@ -715,7 +723,7 @@ async def test_a_kernel_that_is_named_is_started_as_its_spec_says(tmp_path: Path
 
 
 @pytest.mark.usefixtures("spec")
-def test_a_kernel_that_is_not_installed_is_refused_with_those_that_are():
+def test_unknown_kernel_error_lists_the_installed_ones():
     with pytest.raises(ValueError, match=r"no kernel spec is named 'your'; installed: .*mine, python3"):
         JupyterRepl(kernel_name="your")
     with pytest.raises(TypeError, match="kernel_name and kernel_argv"):
@@ -731,7 +739,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch):
         JupyterRepl()
 
 
-def test_packages_that_cannot_be_shown_are_told(monkeypatch: pytest.MonkeyPatch):
+def test_hidden_packages_are_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchrl_agentic.repl.jupyter_repl.find_packages", dict)
     with pytest.raises(SandboxError, match="only root may read"):
         sandbox_for_kernels()

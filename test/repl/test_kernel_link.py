@@ -1,4 +1,4 @@
-"""What is kept of a kernel's frames is bounded and of known shape, whatever they contain."""
+"""Stored data of a kernel's frames is bounded and of known shape, for any content."""
 
 import ast
 import base64
@@ -51,12 +51,12 @@ async def _result(*frames: object):
         'send(b\'{"status": "ok"}\')',
     ],
 )
-async def test_what_is_no_frame_of_this_cell_is_refused(body: str):
+async def test_frame_of_another_cell_is_rejected(body: str):
     with pytest.raises(BadMessage):
         await _answer(body)
 
 
-async def test_the_end_of_the_frames_is_told():
+async def test_end_of_the_frames_is_reported():
     with pytest.raises(EOFError):
         await _answer("os.write(1, b'\\0\\0')")
 
@@ -105,7 +105,7 @@ async def test_values_and_errors_are_texts_without_colours_that_can_be_written()
     assert (result.error.ename, result.error.evalue, result.error.traceback) == ("[]", "7", "")
 
 
-def test_what_runs_inside_passes_on_each_image_that_is_taken():
+def test_worker_has_the_same_image_limits_as_the_package():
     """It cannot import our limits, and repeats them."""
 
     def constant(file: str, name: str) -> object:

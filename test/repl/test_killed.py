@@ -13,6 +13,7 @@ from torchrl_agentic.messages import ParsedCall, Status
 from torchrl_agentic.repl import ForkServerRepl, JupyterRepl, Repl, SubprocessRepl
 from torchrl_agentic.repl.base import ALL_LOST, LOST
 from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, LandlockSandbox, ResourceLimits
+from torchrl_agentic.sandbox.conformance.host_cases import check_gone
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.tools import FileReadTool, PythonTool, ShellTool
 
@@ -81,8 +82,8 @@ def parent(pid: int) -> int:
     return int(status.partition("\nPPid:")[2].split()[0])
 
 
-async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_next(make):
-    """Whoever did it: a timer of the cell may have."""
+async def test_interpreter_killed_between_cells_is_reported_with_the_next(make):
+    """A timer of the cell may have done it."""
     async with make() as repl:
         pid = await marked(repl)
         os.kill(pid, signal.SIGKILL)
@@ -94,7 +95,7 @@ async def test_an_interpreter_that_is_killed_between_two_cells_is_told_with_the_
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)"])
-async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, code):
+async def test_interpreter_ended_by_its_cell_is_an_error_of_the_cell(make, code):
     async with make() as repl:
         assert (await repl.execute("x = 1")).status == "ok"
         result = await repl.execute(code)
@@ -103,7 +104,7 @@ async def test_an_interpreter_that_its_own_cell_ends_is_the_cells_fault(make, co
 
 
 @pytest.mark.parametrize("code", [THREAD, PROCESS], ids=["thread", "process"])
-async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_cells_fault(make, code):
+async def test_leftover_process_that_kills_the_interpreter_is_blamed_on_its_cell(make, code):
     async with make() as repl:
         pid = await marked(repl)
         assert (await repl.execute(code)).status == "ok"
@@ -113,22 +114,32 @@ async def test_what_a_cell_left_running_and_kills_the_interpreter_later_is_the_c
         assert (result.value, result.state_lost) == ("False", True)
 
 
-async def test_what_a_cell_left_running_and_takes_too_much_memory_is_ended():
-    """By its control group, which spares the interpreter; otherwise by the supervisor, with all."""
+async def test_leftover_process_over_the_memory_limit_is_killed():
+    """Between two cells: by its control group, which spares the interpreter, or by the supervisor, with all.
+
+    A process that is killed for memory while a cell runs costs that cell its interpreter.
+    """
     limits = ResourceLimits(disk_total_bytes=11 << 20, memory_total_bytes=96 << 20)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         pid = await marked(repl)
-        program = "import time; x = bytearray(b'x' * (200 << 20)); time.sleep(60)"
+        mark = f"mark{os.urandom(3).hex()}"
+        program = (
+            f"import os, time; '{mark}'\n"
+            "while not os.path.exists('now'): time.sleep(0.02)\n"
+            "x = bytearray(b'x' * (200 << 20)); time.sleep(60)"
+        )
         code = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {program!r}])"
-        await repl.execute(code)
+        assert (await repl.execute(code)).status == "ok"
+        await repl.sandbox.write_file("now", b"")
         if repl.sandbox.limits_enforced["memory_total"]:
+            await check_gone(mark, within_s=20)
             assert (await repl.execute("child.wait(20)", timeout=30)).value == "-9"
         else:
             await gone(pid)
             assert (await repl.execute("1")).state_lost
 
 
-async def test_a_clone_that_is_killed_leaves_the_original_alone():
+async def test_killed_clone_does_not_affect_the_original():
     async with KINDS["forkserver"]() as repl:
         await repl.execute("y = 2")
         (clone,) = await repl.fork()
@@ -166,7 +177,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
         assert not (await repl.execute("1")).state_lost
 
 
-async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
+async def test_interpreter_lost_before_any_code_gives_infra():
     """For example files that were written for the code are lost."""
     limits = ResourceLimits(disk_total_bytes=12 << 20)
     async with (
@@ -187,7 +198,7 @@ async def test_what_is_lost_before_any_code_has_run_is_nobodys_fault():
         assert (result.value, result.state_lost) == ("1", False)
 
 
-async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
+async def test_killed_zygote_gives_infra_and_others_continue():
     """Nothing inside can reach it, and all trajectories of it are lost together."""
     sandbox = ForkServerSandbox(LIMITS)
     repls = [
@@ -213,7 +224,7 @@ async def test_a_zygote_that_is_killed_is_nobodys_fault_and_all_go_on():
 
 
 @pytest.mark.parametrize("kind", [ForkServerSandbox, LandlockSandbox], ids=["forkserver", "landlock"])
-async def test_no_tool_of_a_trajectory_answers_infra_for_what_its_code_does(kind):
+async def test_failures_of_model_code_never_give_infra(kind):
     """Python, commands and files in one sandbox, whose supervisor is lost in between."""
     sandbox = kind()
     repls: list[Repl] = []

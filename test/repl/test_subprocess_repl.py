@@ -36,7 +36,7 @@ async def test_nothing_is_left_after_close(workspaces):
             await asyncio.sleep(0.02)
 
 
-async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code():
+async def test_sandbox_killed_from_outside_gives_infra():
     async with SubprocessRepl(BubblewrapSandbox()) as repl:
         task = asyncio.create_task(repl.execute("import time; time.sleep(100)"))
         await asyncio.sleep(0.2)
@@ -46,7 +46,7 @@ async def test_a_sandbox_killed_from_outside_is_no_fault_of_the_code():
                 await task
 
 
-async def test_a_python_that_does_not_start_is_told_with_its_own_words():
+async def test_error_of_a_python_that_does_not_start_has_its_output():
     repl = SubprocessRepl(BubblewrapSandbox(), python_argv=("sh", "-c", "echo no such thing >&2", "sh"))
     with pytest.raises(SandboxError, match="no such thing"):
         await repl.open()
@@ -55,7 +55,7 @@ async def test_a_python_that_does_not_start_is_told_with_its_own_words():
 
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 @pytest.mark.skipif(not os.path.exists("/proc/sysvipc/shm"), reason="no System V segments to be seen here")
-async def test_memory_of_others_is_left_alone_where_there_are_no_namespaces():
+async def test_without_namespaces_memory_of_other_processes_is_not_counted():
     """An unattached segment of this process outlives an interpreter that used too much."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(0, 1 << 20, 0o1600)

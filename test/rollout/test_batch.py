@@ -78,7 +78,7 @@ def answers(batch, tokenizer):
 
 @settings(deadline=None, max_examples=25)
 @given(turns=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
-def test_each_trajectory_counts_once_whatever_is_given(tokenizer, turns, data):
+def test_each_trajectory_counts_once_for_any_input(tokenizer, turns, data):
     """The plan is the oracle: in lists, with repeated, shuffled and flattened steps, with waiting rows."""
     steps = steps_of(tokenizer, turns)
     expected = [f"row {row}" for row in range(len(turns))]
@@ -126,7 +126,7 @@ def test_a_rollout_that_repeats_the_last_step_of_a_row_counts_it_once(tokenizer)
 
 
 class CountingParser(HermesParser):
-    """Remembers what it has read."""
+    """Stores the rows that it has read."""
 
     def __init__(self):
         super().__init__()

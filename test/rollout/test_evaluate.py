@@ -139,7 +139,7 @@ def test_the_settings_of_verls_trainer_act_on_the_command_line(tmp_path):
         ("questions: [q.jsonl]\nmodel: {path: /nowhere/at/all}", "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_asked_is_said(tmp_path, text, problem):
+def test_invalid_options_are_rejected(tmp_path, text, problem):
     (tmp_path / "q.jsonl").write_text('{"query": "What is 1 + 1?"}\n')
     (tmp_path / "bad.jsonl").write_text('{"question": "?"}\n')
     (tmp_path / "c.yaml").write_text(text)

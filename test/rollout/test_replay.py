@@ -79,8 +79,8 @@ def conversations(records):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
-def test_what_answers_as_recorded_does_not_differ_however_many_run_side_by_side(recorded, rows):
-    """State is fresh in each trajectory: the counter would go on counting otherwise."""
+def test_equal_results_do_not_differ_for_any_number_of_rows(recorded, rows):
+    """State is fresh in each trajectory: otherwise the counter would continue."""
     assert replay(conversations(recorded), [half, Counter()], rows=rows) == []
 
 
@@ -95,7 +95,7 @@ def test_each_call_that_is_answered_otherwise_is_named_with_its_place(recorded, 
     assert (first.recorded.text, first.now.text, first.is_status) == ("1 calls", "2 calls", False)
 
 
-def test_another_status_is_told_apart_from_another_text(recorded):
+def test_different_status_is_distinguished_from_different_text(recorded):
     def altered(record, **changes):
         (first, *others) = record.turns
         results = (replace(first.outcome.results[0], **changes), *first.outcome.results[1:])
@@ -136,7 +136,7 @@ def test_calls_behind_a_turn_with_which_it_now_ends_differ(recorded):
     assert [(one.turn, one.call, one.now is None) for one in found][-2:] == [(1, 0, True), (1, 1, True)]
 
 
-def test_what_is_ignored_does_not_differ_and_the_rest_does(recorded):
+def test_ignored_text_does_not_differ_but_other_text_does(recorded):
     @tool(name="half")
     def slower(n: int) -> str:
         """Halve a number, and take another time."""
@@ -150,7 +150,7 @@ def test_what_is_ignored_does_not_differ_and_the_rest_does(recorded):
     assert len(replay(conversations(recorded), [slower, Counter(1)], ignore=[seconds])) == 4
 
 
-def test_what_is_recorded_anew_is_the_dump_again(recorded, tmp_path):
+def test_replayed_records_equal_the_dump(recorded, tmp_path):
     with Recorder(tmp_path / "again.jsonl") as recorder:
         replay(conversations(recorded), [half, Counter()], rows=2, recorder=recorder)
     again = {record.trajectory: record for record in read_records(tmp_path / "again.jsonl")}
@@ -173,7 +173,7 @@ def test_conversations_are_taken_as_they_are_needed(recorded):
     assert at_turn[-1] == 5
 
 
-def test_nothing_to_replay_is_no_difference():
+def test_empty_replay_has_no_differences():
     assert replay([], [half]) == []
 
 

@@ -28,5 +28,5 @@ from torchrl_agentic.rollout import answer_reward
         ("1e3", "1000", True),
     ],
 )
-def test_right_is_what_says_the_same(text, answer, right):
+def test_equivalent_answers_are_correct(text, answer, right):
     assert answer_reward(text, answer) == float(right)

@@ -72,7 +72,7 @@ def ask(env, queries):
 def roll(env, policy, queries, turns=4):
     """Give the steps until all rows are done, and the last message of each when it was done.
 
-    Asserts that each prompt of a row that goes on begins with all ids before it.
+    Asserts that each prompt of a continuing row begins with all ids before it.
     """
     td, steps, said = ask(env, queries), [], [None] * len(queries)
     for _ in range(turns):
@@ -178,7 +178,7 @@ def test_transformers_samples_the_same(greedy, tiny):
     assert same >= total - 1
 
 
-def test_whatever_is_sampled_stays_and_has_the_log_probs_of_the_model_itself(engine, tiny):
+def test_sampled_tokens_are_kept_with_the_log_probs_of_the_model(engine, tiny):
     """Hot and pushed towards new tokens, it writes noise; the log-probs are still those at temperature 1."""
     env, compose = make_env(tiny[1], turns=2, tokenization_sanity_check_mode="disable")
     hot = {"temperature": 2.0, "generate_kwargs": {"presence_penalty": 2.0, "frequency_penalty": 2.0}}
@@ -202,7 +202,7 @@ def test_the_pad_token_is_never_sampled(engine, tokenizer):
     env.close()
 
 
-def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
+def test_stop_token_ids_end_an_answer(engine, tokenizer, greedy):
     """TorchRL's wrapper drops `stop_token_ids`, without a word."""
     stop = greedy[0][0].unbind(0)[0]["tokens", "response"][3].item()
     env, compose = make_env(tokenizer)
@@ -214,8 +214,8 @@ def test_an_answer_ends_where_it_was_told_to(engine, tokenizer, greedy):
 
 
 @pytest.mark.parametrize("missing", ["most of it", "only the end"])
-def test_what_is_cut_off_is_closed_and_calls_nothing(engine, tokenizer, greedy, missing):
-    """Also if the call itself is whole: without its end, a message may go on."""
+def test_truncated_answer_is_closed_and_its_calls_do_not_run(engine, tokenizer, greedy, missing):
+    """Even if the call is complete: a message without its end may continue."""
     first = greedy[0][0].unbind(0)[0]["tokens", "response"]
     called = []
 
@@ -246,7 +246,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_required_call_is_one_whatever_was_asked(engine, tokenizer, parallel):
+def test_required_tool_choice_forces_a_call(engine, tokenizer, parallel):
     """The model was taught nothing like these; of what it samples without constraint, little can be read."""
     env, compose = make_env(tokenizer, rows=len(ODD))
     policy = agent_policy(
@@ -271,7 +271,7 @@ def test_a_required_call_is_one_whatever_was_asked(engine, tokenizer, parallel):
 
 
 def test_log_probs_of_a_constrained_answer_are_of_what_the_constraint_left(engine, tiny):
-    """What it forces costs nothing there, but is no certainty to the model: recompute before training."""
+    """Forced tokens have log-probability 0 there, but not for the model: recompute before training."""
     env, compose = make_env(tiny[1], rows=len(ODD), turns=1)
     policy = agent_policy(
         engine, tiny[1], compose.tools, parser="hermes", tool_choice="required", max_new_tokens=64
@@ -313,7 +313,7 @@ def test_history_mode_answers_the_same(engine, tokenizer, greedy):
 
 
 def test_a_collector_resets_the_rows_that_are_done(engine, tokenizer):
-    """Trajectories have two or three turns, so rows begin anew while others go on."""
+    """Trajectories have two or three turns, so some rows restart while others continue."""
     compose = ToolCompose([PythonTool()])
     loader = DataLoader(QUESTIONS, collate_fn=collate)
     env = DatasetChatEnv.from_dataloader(loader, batch_size=(4,))
@@ -340,7 +340,7 @@ def test_a_collector_resets_the_rows_that_are_done(engine, tokenizer):
 
 
 def test_torchrls_asynchronous_engine_serves_it_too(tiny, greedy):
-    """It asks Ray for a GPU, which a process on the CPU then does not use: Ray is told that there is one."""
+    """It requests a GPU from Ray, which a process on the CPU does not use; Ray is configured with one."""
     ray = pytest.importorskip("ray", reason="`make test-vllm` installs it")
     from torchrl.modules.llm import AsyncVLLM
 

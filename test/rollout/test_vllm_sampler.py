@@ -1,4 +1,4 @@
-"""Trajectories that outgrow the model's context, or a bound of their own, end truncated; others go on."""
+"""Trajectories that exceed the model's context, or their own bound, end truncated; others continue."""
 
 import pytest
 from helpers.chat_envs import begin, chat_env
@@ -29,7 +29,7 @@ class Verbose(Tool):
 
 @pytest.fixture(scope="module")
 def tiny():
-    """The tiny model, told that it takes CONTEXT tokens; it asserts that it is never shown more."""
+    """The tiny model with a context of CONTEXT tokens; it asserts that it never gets more."""
     model, tokenizer = load_tiny()
     model.config.max_position_embeddings = CONTEXT
 

@@ -38,7 +38,7 @@ async def test_root_is_given_up_outside_too():
         await child.kill()
 
 
-def test_without_any_the_default_sandbox_refuses_and_says_what_to_do():
+def test_default_sandbox_without_any_tier_names_the_remedy():
     code = (
         "from torchrl_agentic.sandbox import default_sandbox, landlock, tiers, SandboxError\n"
         "tiers.TIERS = [tier for tier in tiers.TIERS if tier[0].name != 'landlock']\n"
@@ -125,7 +125,7 @@ async def test_bubblewrap_may_be_at_another_path():
             assert (await sandbox.run(["echo", "hi"])).stdout == "hi\n"
 
 
-async def test_a_path_without_bubblewrap_is_told_when_the_sandbox_opens():
+async def test_missing_bubblewrap_raises_when_the_sandbox_opens():
     with pytest.raises(SandboxError, match=r"bwrap_path='/no/such/bwrap' is not a program"):
         await BubblewrapSandbox(bwrap_path="/no/such/bwrap").open()
 
@@ -133,7 +133,7 @@ async def test_a_path_without_bubblewrap_is_told_when_the_sandbox_opens():
 @pytest.mark.parametrize(
     "limits", [{"wall_seconds": 0}, {"memory_bytes": -1}, {"cpu_seconds": float("nan")}, {"network": "some"}]
 )
-def test_limits_that_mean_nothing_are_refused(limits):
+def test_invalid_limits_are_rejected(limits):
     with pytest.raises(ValueError, match=next(iter(limits))):
         ResourceLimits(**limits)
 
@@ -192,7 +192,7 @@ async def test_a_folder_outside_of_work_is_refused(cwd: str):
 
 @works
 async def test_a_folder_that_is_not_there_is_the_models_mistake():
-    """A sandbox error would count as nobody's fault, and the model could cause it at will."""
+    """A sandbox error would count as infra, and the model could cause it at will."""
     async with BubblewrapSandbox() as sandbox:
         result = await sandbox.run(["pwd"], cwd="missing")
         assert result.exit_code != 0
@@ -243,7 +243,7 @@ async def test_the_unsafe_one_says_that_it_enforces_nothing():
 
 
 @works
-async def test_no_folder_is_left_whatever_code_made_in_it(workspaces):
+async def test_working_folder_is_removed_with_any_content(workspaces):
     async with BubblewrapSandbox() as sandbox:
         assert len(os.listdir(workspaces)) == 1
         await sandbox.run(

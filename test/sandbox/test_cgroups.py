@@ -84,7 +84,7 @@ for _ in range(50):
 
 
 @grouped
-async def test_memory_that_no_process_shows_ends_the_cell_as_a_limit_and_the_next_one_begins_anew():
+async def test_shared_memory_over_the_limit_ends_the_cell_and_restarts_the_interpreter():
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20))) as repl:
         await repl.execute("x = 1")
         result = await repl.execute(HIDDEN, timeout=30)
@@ -95,7 +95,7 @@ async def test_memory_that_no_process_shows_ends_the_cell_as_a_limit_and_the_nex
 
 @grouped
 async def test_clones_have_groups_of_their_own():
-    """Each takes more than half of what one may take."""
+    """Each takes more than half of the limit of one."""
     limits = ResourceLimits(memory_total_bytes=128 << 20)
     take = "taken = bytearray(b'x') * (80 << 20)"
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
@@ -113,7 +113,7 @@ async def test_clones_have_groups_of_their_own():
 
 
 @grouped
-async def test_what_a_clone_inherited_counts_and_burdens_nobody_else():
+async def test_memory_inherited_by_a_clone_counts_only_for_it():
     limits = ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
         await repl.execute("inherited = bytearray(b'x') * (90 << 20)")
@@ -128,7 +128,7 @@ async def test_what_a_clone_inherited_counts_and_burdens_nobody_else():
 
 
 @grouped
-async def test_a_command_over_the_limit_leaves_the_interpreter_alone():
+async def test_command_over_the_limit_does_not_end_the_interpreter():
     limits = ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30)
     sandbox = ForkServerSandbox(limits)
     async with ForkServerRepl(sandbox) as repl:
@@ -142,7 +142,7 @@ async def test_a_command_over_the_limit_leaves_the_interpreter_alone():
 
 
 @grouped
-async def test_a_cell_over_the_limit_leaves_a_quiet_command_alone():
+async def test_cell_over_the_limit_does_not_end_a_small_command():
     sandbox = ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30))
     async with ForkServerRepl(sandbox) as repl:
         process = await sandbox.spawn(["cat"])
@@ -196,7 +196,7 @@ def test_groups_are_tried_in_our_own_group_and_then_in_each_above_it(tmp_path):
     assert {one.limit for one in second} == {"memory.max"}
 
 
-def test_a_folder_that_is_no_control_group_is_not_taken_for_one(tmp_path):
+def test_ordinary_folder_is_not_used_as_a_control_group(tmp_path):
     (one,) = cgroups.candidates("0::/\n", tmp_path)
     assert not cgroups._takes(one)
     assert not list(tmp_path.iterdir())

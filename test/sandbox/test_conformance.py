@@ -110,7 +110,7 @@ def test_a_case_is_left_out_only_for_a_reason():
     assert "does not enforce disk_total" in (total.skip_reason(declared_total()) or "")
 
 
-async def test_outcomes_say_what_failed_and_how():
+async def test_outcomes_name_the_failure_and_its_reason():
     group = Group("here")
 
     @group.case()
@@ -148,6 +148,6 @@ async def test_a_case_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
         await case.run(UnsafeSubprocessSandbox)
 
 
-def test_a_claim_that_there_is_not_is_refused():
+def test_unknown_claim_is_rejected():
     with pytest.raises(ValueError, match="unknown threat 'magic'; expected one of host_files"):
         Group("here").case("magic")(lambda sandbox: asyncio.sleep(0))

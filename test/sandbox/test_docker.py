@@ -112,7 +112,7 @@ class Promises(SandboxContract):
         assert await process.receive() == b""
         assert await process.wait()
 
-    async def test_output_that_nobody_reads_waits_in_bounds(self, sandbox: Sandbox) -> None:
+    async def test_unread_output_is_bounded(self, sandbox: Sandbox) -> None:
         process = await sandbox.spawn(["sh", "-c", "head -c 8000000 /dev/zero; echo end"])
         size, last = 0, b""
         while data := await process.receive():
@@ -131,7 +131,7 @@ class Promises(SandboxContract):
         await _gone(mark)
         assert (await sandbox.run(["true"])).exit_code == 0
 
-    async def test_a_long_lived_process_survives_the_commands_beside_it(self, sandbox: Sandbox) -> None:
+    async def test_long_lived_process_survives_other_commands(self, sandbox: Sandbox) -> None:
         process = await sandbox.spawn(["cat"])
         await sandbox.run(["sh", "-c", "sleep 60 & kill -9 $$"])
         await sandbox.run(["sleep", "60"], limits=replace(sandbox.limits, wall_seconds=0.2))
@@ -193,12 +193,12 @@ class Promises(SandboxContract):
         result = await sandbox.run([*sandbox.python_argv, "-c", code, *words])
         assert result.stdout.split("\0") == words
 
-    async def test_shell_builtins_are_no_commands(self, sandbox: Sandbox) -> None:
+    async def test_shell_builtins_are_not_commands(self, sandbox: Sandbox) -> None:
         """They would run in the supervising shell."""
         for argv in (["exit", "0"], ["eval", "true"], ["exec", "true"], [":"]):
             assert (await sandbox.run(argv)).exit_code == 127
 
-    async def test_a_command_that_is_too_long_is_refused(self, sandbox: Sandbox) -> None:
+    async def test_too_long_command_is_rejected(self, sandbox: Sandbox) -> None:
         assert (await sandbox.run(["true", "x" * ((1 << 17) - 1)])).exit_code == 0
         for argv in (["true", "x" * (1 << 17)], ["true", *["x" * 1000] * 1100]):
             with pytest.raises(ValueError, match="too long"):
@@ -228,7 +228,7 @@ class Promises(SandboxContract):
         assert await sandbox.read_file("-n") == b""
         assert await sandbox.read_file("-/-", 5) == data[:5]
 
-    async def test_what_keeps_a_file_from_us_has_a_name(self, sandbox: Sandbox) -> None:
+    async def test_file_error_has_its_reason(self, sandbox: Sandbox) -> None:
         await sandbox.run(
             ["sh", "-c", "mkdir folder; echo > file; mkfifo pipe; ln -s file link; ln -s no dangling"]
         )
@@ -260,7 +260,7 @@ class Promises(SandboxContract):
                 assert (await sandbox.run(["ls"])).stdout == ""
                 await sandbox.write_file("file", b"x")
 
-    async def test_one_call_cannot_have_another_network(self, sandbox: Sandbox) -> None:
+    async def test_network_of_a_single_command_cannot_change(self, sandbox: Sandbox) -> None:
         sandbox.limits = replace(sandbox.limits, network="full")
         with pytest.raises(ValueError, match="one network for all"):
             await sandbox.run(["true"], limits=ResourceLimits())
@@ -368,7 +368,7 @@ async def test_the_request_asks_for_every_kind_of_isolation(daemon: FakeDocker):
     assert request.query["name"].startswith("torchrl_agentic-")
 
 
-async def test_what_has_no_limit_is_not_asked_for(daemon: FakeDocker):
+async def test_absent_limits_are_not_requested(daemon: FakeDocker):
     limits = ResourceLimits(memory_bytes=None, max_processes=None, network="full", fs_write_roots=("/data",))
     async with DockerSandbox(limits, url=daemon.url, cpus=None):
         host = daemon.asked(CREATE)[0].body["HostConfig"]
@@ -427,7 +427,7 @@ async def test_an_opening_that_fails_leaves_nothing(daemon: FakeDocker, step: st
 
 @pytest.mark.parametrize("step", [CREATE, ATTACH, START])
 async def test_an_opening_that_is_cancelled_leaves_nothing(daemon: FakeDocker, step: str):
-    """Docker is in the middle of it; what it creates is removed before the task ends."""
+    """Docker is creating the container, which is removed before the task ends."""
     go_on = daemon.pause(step)
     sandbox = DockerSandbox(url=daemon.url)
     opening = asyncio.create_task(sandbox.open())
@@ -440,6 +440,21 @@ async def test_an_opening_that_is_cancelled_leaves_nothing(daemon: FakeDocker, s
     assert not sandbox.is_open
     await until(lambda: not daemon.containers)
     await sandbox.close()
+
+
+@pytest.mark.parametrize("step", [ATTACH, START])
+async def test_an_opening_that_docker_never_answers_leaves_nothing(
+    daemon: FakeDocker, step: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torchrl_agentic.sandbox.remote.remote_sandbox.CLEANUP_S", 0.2)
+    go_on = daemon.pause(step)
+    opening = asyncio.create_task(DockerSandbox(url=daemon.url).open())
+    await until(lambda: daemon.asked(step))
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not daemon.containers
+    go_on.set()
 
 
 async def test_a_closing_that_is_cancelled_is_done_all_the_same(daemon: FakeDocker):
@@ -456,7 +471,7 @@ async def test_a_closing_that_is_cancelled_is_done_all_the_same(daemon: FakeDock
     assert not daemon.containers
 
 
-async def test_what_may_be_asked_twice_is(daemon: FakeDocker):
+async def test_idempotent_requests_are_retried(daemon: FakeDocker):
     for pattern in ("GET /version", DELETE, "GET /exec/.*/json"):
         daemon.fail(pattern, 500, times=2)
     async with DockerSandbox(url=daemon.url) as sandbox:
@@ -464,7 +479,7 @@ async def test_what_may_be_asked_twice_is(daemon: FakeDocker):
     assert not daemon.containers
 
 
-async def test_a_container_that_is_not_removed_is_said_and_goes_by_itself(daemon: FakeDocker):
+async def test_container_that_cannot_be_removed_is_logged_and_ends_by_itself(daemon: FakeDocker):
     sandbox = DockerSandbox(url=daemon.url)
     await sandbox.open()
     daemon.fail(DELETE, 500, "device or resource busy", times=99)
@@ -498,7 +513,7 @@ async def test_a_container_goes_when_the_trainer_is_killed(daemon: FakeDocker):
 
 @pytest.mark.parametrize("step", [EXEC, EXEC_START])
 @pytest.mark.parametrize("status", [500, 409, None])
-async def test_a_command_that_docker_does_not_start_is_no_result(
+async def test_command_that_docker_does_not_start_gives_infra(
     daemon: FakeDocker, step: str, status: int | None
 ):
     async with DockerSandbox(url=daemon.url) as sandbox:
@@ -520,7 +535,7 @@ def folder_with(folder: Path, *programs: str) -> str:
     return str(folder)
 
 
-async def test_an_error_in_place_of_output_is_no_result(daemon: FakeDocker):
+async def test_error_instead_of_output_gives_infra(daemon: FakeDocker):
     """Docker sends messages of runc like output of the command, with the exit code 126."""
     async with DockerSandbox(url=daemon.url) as sandbox:
         work = Path((await only(daemon)).folder, "work")
@@ -534,14 +549,14 @@ async def test_an_error_in_place_of_output_is_no_result(daemon: FakeDocker):
         assert (await sandbox.run(["true"])).exit_code == 0
 
 
-async def test_an_image_that_cannot_start_is_no_sandbox(daemon: FakeDocker, tmp_path: Path):
+async def test_image_that_cannot_start_is_rejected(daemon: FakeDocker, tmp_path: Path):
     daemon.path = folder_with(tmp_path, "sh")
     with pytest.raises(SandboxError, match=r"could not create the container: .*executable file not found"):
         await DockerSandbox(url=daemon.url).open()
     assert not daemon.containers
 
 
-async def test_an_image_that_lacks_a_program_is_no_sandbox(daemon: FakeDocker, tmp_path: Path):
+async def test_image_without_a_needed_program_is_rejected(daemon: FakeDocker, tmp_path: Path):
     daemon.path = folder_with(tmp_path, "sh", "cat", "mkdir", "setsid", "env")
     with pytest.raises(SandboxError, match="image cannot be used for a sandbox: there is no head"):
         await DockerSandbox(url=daemon.url).open()
@@ -554,7 +569,16 @@ async def test_an_exit_code_that_comes_late_is_waited_for(daemon: FakeDocker):
         assert (await sandbox.run(["sh", "-c", "exit 7"])).exit_code == 7
 
 
-async def test_a_cut_connection_is_no_result_and_leaves_no_process(daemon: FakeDocker):
+async def test_input_that_docker_says_nothing_about_is_lost(daemon: FakeDocker):
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        process = await sandbox.spawn(["sleep", "60"])
+        daemon.fail("GET /exec/.*/json", 500, "the daemon is unhappy")
+        for end in (process.send(b"x" * 5_000_000), process.receive()):
+            with pytest.raises(SandboxError, match=r"takes input: .*the daemon is unhappy"):
+                await end
+
+
+async def test_lost_connection_gives_infra_and_leaves_no_process(daemon: FakeDocker):
     mark = f"79{os.getpid()}"
     async with DockerSandbox(url=daemon.url) as sandbox:
         running = asyncio.create_task(sandbox.run(["sh", "-c", f"echo begun; exec sleep {mark}"]))
@@ -578,24 +602,29 @@ async def test_a_cut_connection_is_the_end_of_a_process(daemon: FakeDocker):
         await _gone(f"sleep {mark}")
 
 
-async def test_a_container_that_dies_is_no_result(daemon: FakeDocker):
+async def test_dead_container_gives_infra(daemon: FakeDocker):
     """A command in it ends as if by SIGKILL, which the model could have caused."""
+    daemon.ending_s = 0.5
     mark = f"77{os.getpid()}"
-    sandbox = DockerSandbox(url=daemon.url)
-    await sandbox.open()
-    running = asyncio.create_task(sandbox.run(["sleep", mark]))
-    await until(lambda: f"sleep {mark}" in _processes())
-    await (await only(daemon)).kill()
-    with pytest.raises(SandboxError):
-        await running
-    with pytest.raises(SandboxError):
-        await sandbox.run(["true"])
-    await sandbox.close()
-    async with sandbox:
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        running = asyncio.create_task(sandbox.run(["sleep", mark]))
+        await until(lambda: f"sleep {mark}" in _processes())
+        await (await only(daemon)).kill()
+        with pytest.raises(SandboxError):
+            await running
+        with pytest.raises(SandboxError):
+            await sandbox.run(["true"])
+        await sandbox.close()
+        await sandbox.open()
         assert (await sandbox.run(["true"])).exit_code == 0
 
 
-async def test_a_daemon_that_goes_away_is_no_result(daemon: FakeDocker):
+async def test_a_command_that_is_killed_in_a_container_that_runs_is_a_result(daemon: FakeDocker):
+    async with DockerSandbox(url=daemon.url) as sandbox:
+        assert (await sandbox.run(["sh", "-c", "kill -9 $$"])).exit_code == -9
+
+
+async def test_lost_daemon_gives_infra(daemon: FakeDocker):
     sandbox = DockerSandbox(url=daemon.url)
     await sandbox.open()
     running = asyncio.create_task(sandbox.run(["sleep", "60"]))
@@ -608,7 +637,7 @@ async def test_a_daemon_that_goes_away_is_no_result(daemon: FakeDocker):
     assert not sandbox.is_open
 
 
-async def test_a_command_that_cannot_be_ended_costs_the_container(daemon: FakeDocker):
+async def test_command_that_cannot_be_stopped_closes_the_container(daemon: FakeDocker):
     mark = f"76{os.getpid()}"
     async with DockerSandbox(url=daemon.url) as sandbox:
         running = asyncio.create_task(sandbox.run(["sleep", mark], limits=ResourceLimits(wall_seconds=1)))
@@ -672,7 +701,7 @@ def test_importing_the_module_does_not_import_the_package():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_settings_that_cannot_be_are_refused():
+def test_invalid_settings_are_rejected():
     for wrong in ({"cpus": 0}, {"work_bytes": -1}):
         with pytest.raises(ValueError, match="above 0"):
             DockerSandbox(**wrong)
@@ -680,7 +709,7 @@ def test_settings_that_cannot_be_are_refused():
         DockerSandbox(ResourceLimits(network="loopback"))
 
 
-def test_a_template_travels_and_a_fresh_one_is_alike():
+def test_pickled_template_creates_equal_sandboxes():
     settings: dict[str, Any] = {
         "image": "a",
         "runtime": "runsc",

@@ -129,7 +129,7 @@ async def test_an_unknown_template_is_an_infrastructure_error(server):
         await sandbox_at(server, template="mine").open()
 
 
-def test_what_e2b_cannot_do_is_refused_at_construction():
+def test_limits_that_e2b_lacks_are_rejected_in_the_constructor():
     with pytest.raises(ValueError, match="network"):
         E2BSandbox(ResourceLimits(network="allowlist"))
     with pytest.raises(ValueError, match="folders of this host"):
@@ -157,7 +157,7 @@ async def test_a_fresh_one_has_the_same_settings_and_a_machine_of_its_own(server
         assert len(server.machines) == 2
 
 
-def test_an_unopened_one_travels_to_other_processes():
+def test_unopened_sandbox_can_be_pickled():
     copy = pickle.loads(pickle.dumps(E2BSandbox(timeout_s=77)))
     assert copy.timeout_s == 77
     assert not copy.is_open
@@ -229,7 +229,7 @@ async def test_a_machine_that_cannot_be_made_ready_is_ended(server):
     assert not server.machines
 
 
-async def test_a_template_that_lacks_what_is_needed_is_named(server, monkeypatch):
+async def test_template_without_a_needed_program_is_named(server, monkeypatch):
     monkeypatch.setattr(E2BSandbox, "programs", (*E2BSandbox.programs, "no-such-program"))
     with pytest.raises(SandboxError, match="cannot be used for a sandbox: there is no no-such-program"):
         await sandbox_at(server).open()
@@ -329,7 +329,7 @@ async def test_words_of_a_command_are_never_read_by_a_shell(server):
         assert (await sandbox.run(["printf", "%s|", *words])).stdout == "|".join([*words, ""])
 
 
-async def test_output_that_is_no_text_is_replaced_and_text_is_not_torn(server):
+async def test_invalid_utf8_is_replaced_and_characters_are_not_split(server):
     code = r"printf 'a\377b '; printf '\303'; sleep 0.1; printf '\251'"
     async with sandbox_at(server) as sandbox:
         assert (await sandbox.run(["sh", "-c", code])).stdout == "a\ufffdb é"
@@ -342,14 +342,14 @@ async def test_a_command_that_is_too_long_is_a_value_error(server):
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/usr/bin:/bin", "A": "b=c d"}, {}])
-async def test_the_environment_is_what_was_given(server, env):
+async def test_environment_variables_are_exactly_the_given_ones(server, env):
     async with sandbox_at(server, ResourceLimits(env=env)) as sandbox:
         found = dict(line.split("=", 1) for line in (await sandbox.run(["env"])).stdout.splitlines())
     assert {name: value for name, value in found.items() if name not in ("PWD", "OLDPWD")} == env
 
 
 @pytest.mark.parametrize("env", [{"A=B": "c"}, {"": "c"}, {"A": "\0"}])
-async def test_an_environment_that_cannot_be_one_is_refused(server, env):
+async def test_invalid_environment_variables_are_rejected(server, env):
     async with sandbox_at(server, ResourceLimits(env=env)) as sandbox:
         with pytest.raises(ValueError, match="environment"):
             await sandbox.run(["true"])
@@ -385,7 +385,7 @@ async def test_a_missing_folder_to_start_in_is_the_models_mistake(server):
             await sandbox.run(["true"], cwd="/etc")
 
 
-async def test_what_stays_in_the_background_with_the_output_open_holds_nothing_up(server):
+async def test_background_process_with_open_output_does_not_block(server):
     mark = f"81{os.getpid()}"
     async with sandbox_at(server) as sandbox:
         result = await sandbox.run(["sh", "-c", f"sleep {mark} & sleep {mark} & echo done"])
@@ -393,7 +393,7 @@ async def test_what_stays_in_the_background_with_the_output_open_holds_nothing_u
         await gone(mark)
 
 
-async def test_what_leaves_its_session_ends_with_the_machine_at_the_latest(server):
+async def test_process_that_leaves_its_session_ends_with_the_machine(server):
     """As "Does not stop" says, it outlives its command."""
     mark = f"94{os.getpid()}"
     escape = f"mkfifo up; setsid sh -c 'echo >up; exec sleep {mark}' >/dev/null 2>&1 & cat up"
@@ -403,7 +403,7 @@ async def test_what_leaves_its_session_ends_with_the_machine_at_the_latest(serve
     await gone(mark)
 
 
-async def test_input_that_nobody_reads_holds_nothing_up(server):
+async def test_unread_input_does_not_block(server):
     async with sandbox_at(server) as sandbox:
         assert (await sandbox.run(["true"], stdin=bytes(1 << 20))).exit_code == 0
         late = await sandbox.run(
@@ -417,7 +417,7 @@ async def test_much_input_arrives(server):
         assert (await sandbox.run(["wc", "-c"], stdin=bytes(300_000))).stdout.strip() == "300000"
 
 
-async def test_input_that_e2b_lost_is_no_result(server):
+async def test_input_lost_by_e2b_gives_infra(server):
     mark = f"82{os.getpid()}"
     server.faults.append(Fault(INPUT, 500, "lost"))
     async with sandbox_at(server) as sandbox:
@@ -436,7 +436,7 @@ async def test_commands_run_at_the_same_time(server):
     assert [result.stdout for result in results] == ["y\n", "x\n"]
 
 
-async def test_a_cut_connection_is_no_result_and_ends_the_command(server):
+async def test_lost_connection_gives_infra_and_ends_the_command(server):
     mark = f"83{os.getpid()}"
     async with sandbox_at(server) as sandbox:
         task = asyncio.create_task(sandbox.run(["sleep", mark]))
@@ -447,7 +447,7 @@ async def test_a_cut_connection_is_no_result_and_ends_the_command(server):
         await gone(mark)
 
 
-async def test_a_start_that_was_never_confirmed_is_no_result_and_ends_the_machine(server):
+async def test_unconfirmed_start_gives_infra_and_ends_the_machine(server):
     """The command may run, and its PID is unknown."""
     mark = f"93{os.getpid()}"
     async with sandbox_at(server) as sandbox:
@@ -498,7 +498,7 @@ async def test_a_sandbox_that_is_not_open_says_so(server):
 # Files
 
 
-async def test_a_file_is_not_read_beyond_what_was_asked(server):
+async def test_file_is_read_up_to_the_requested_size(server):
     async with sandbox_at(server) as sandbox:
         await sandbox.run(["sh", "-c", "head -c 9000000 /dev/zero >big"])
         assert await sandbox.read_file("big", 10) == bytes(10)
@@ -510,7 +510,7 @@ async def test_all_bytes_survive_in_files(server):
         assert await sandbox.read_file("all") == BYTES
 
 
-async def test_a_file_is_no_folder_and_a_folder_no_file(server):
+async def test_file_and_folder_are_not_confused(server):
     async with sandbox_at(server) as sandbox:
         await sandbox.write_file("folder/file", b"")
         for path in ("folder/file/x", "folder/file/x/y"):
@@ -551,7 +551,7 @@ async def test_the_end_of_a_process_is_an_empty_read_and_a_reason(server):
 @pytest.mark.parametrize(
     "message", ["error writing to stdin: write |1: broken pipe", "stdin not enabled or closed"]
 )
-async def test_an_older_envd_has_other_words_for_that(server, message):
+async def test_errors_of_an_older_envd_are_understood(server, message):
     async with sandbox_at(server) as sandbox:
         process = await sandbox.spawn(["cat"])
         server.faults.append(Fault(INPUT, 500, message))
@@ -559,7 +559,7 @@ async def test_an_older_envd_has_other_words_for_that(server, message):
             await process.send(b"x")
 
 
-async def test_killing_ends_the_session_though_nobody_reads_its_output(server):
+async def test_kill_ends_a_session_with_unread_output(server):
     mark = f"91{os.getpid()}"
     async with sandbox_at(server) as sandbox:
         process = await sandbox.spawn(["sh", "-c", f"sleep {mark} & yes"])
@@ -599,7 +599,7 @@ async def test_a_lost_connection_is_not_the_end_of_a_process(server):
         await until(lambda: not machine.processes)
 
 
-async def test_what_was_begun_is_sent_whole_though_the_sender_is_cancelled(server):
+async def test_started_message_is_sent_completely_after_cancellation(server):
     hold = threading.Event()
     async with sandbox_at(server) as sandbox:
         process = await sandbox.spawn(["cat"])
@@ -624,7 +624,7 @@ async def test_sending_keeps_the_machine_alive(server):
         assert [seen.body for seen in server.asked(f"/sandboxes/{machine}/timeout")] == [{"timeout": 100}]
 
 
-async def test_a_flood_that_nobody_reads_waits_in_the_sandbox(server):
+async def test_unread_output_waits_in_the_sandbox(server):
     """It is read to its end later; nothing is dropped."""
     size = 20_000_000
     async with sandbox_at(server) as sandbox:

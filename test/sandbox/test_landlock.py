@@ -1,4 +1,4 @@
-"""What the Landlock sandbox stops and does not stop, line by line, beyond the contract."""
+"""Threats that the Landlock sandbox stops and does not stop, beyond the contract."""
 
 import ast
 import asyncio
@@ -138,7 +138,7 @@ open('/usr/new', 'w')
 
 @works
 @every_version
-async def test_no_way_leads_out_of_the_folder(folder, version):
+async def test_paths_cannot_leave_the_folder(folder, version):
     attempts = (OUT_OF_THE_FOLDER.format(there=folder) + ELSEWHERE).split("\n")
     async with opened(version=version) as sandbox:
         found = await outcomes(sandbox, filter(None, attempts))
@@ -362,7 +362,7 @@ async def test_a_long_lived_process_is_served_and_ends_with_all_it_started():
 
 @works
 @pytest.mark.parametrize("network", ["none", "full"])
-async def test_what_processes_share_by_name_is_denied(network):
+async def test_named_shared_objects_are_denied(network):
     """It would outlive them, and others could use it."""
     attempts = [
         f"call({number}, 0x1234, 4096, 0o1666, 0)"
@@ -524,7 +524,7 @@ async def test_files_of_the_models_do_not_get_into_the_trusted_process(monkeypat
 
 
 @works
-async def test_of_any_path_it_can_be_learnt_whether_it_exists(folder):
+async def test_existence_of_any_path_is_visible(folder):
     """Does not stop this."""
     attempts = [
         f"assert os.stat('{folder}/secret').st_size == 6",
@@ -569,7 +569,7 @@ async def test_when_memory_runs_out_the_kernel_ends_the_code_first():
 
 
 @works
-async def test_the_machine_can_be_learnt_about():
+async def test_details_of_the_machine_are_visible():
     """Does not stop this."""
     async with opened() as sandbox:
         seen = await python(sandbox, "import os; print(os.uname().release, os.cpu_count(), end='')")
@@ -599,7 +599,7 @@ async def test_a_broken_sandbox_is_an_error_and_no_result():
 
 
 @works
-async def test_what_the_code_does_wrong_is_a_result():
+async def test_errors_of_the_code_are_results():
     async with opened() as sandbox:
         await sandbox.run(["sh", "-c", "mkdir -p sub; touch plain; mkdir folder; ln -s /root away"])
         assert (await sandbox.run(["pwd"], cwd="sub")).stdout.endswith("/sub\n")
@@ -668,13 +668,13 @@ def test_other_processors_are_refused_by_name(monkeypatch, machine):
         ("landlock._landlock_version", 0, "kernel has no Landlock"),
     ],
 )
-def test_what_is_missing_is_said(monkeypatch, missing, instead, reason):
+def test_missing_requirement_is_reported(monkeypatch, missing, instead, reason):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(f"torchrl_agentic.sandbox.{missing}", lambda: instead)
     assert reason in why_not.__wrapped__()
 
 
-def test_what_runs_inside_needs_only_an_old_python_and_its_own_kind():
+def test_code_inside_the_sandbox_needs_only_an_old_python():
     for path in Path(inside.__path__[0]).glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"), feature_version=(3, 9))
         for node in ast.walk(tree):

@@ -17,7 +17,7 @@ SHELLS = [path for name in ("dash", "bash", "ksh", "busybox") if (path := shutil
 def _run(
     shell: str, words: list[str], folder: Path, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run what is meant for a machine with this shell as its /bin/sh and this folder as its /work."""
+    """Run a script for a machine with this shell as its /bin/sh and this folder as its /work."""
     (folder / "sh").unlink(missing_ok=True)
     (folder / "sh").symlink_to(shell)
     places = {"/bin/sh": str(folder / "sh"), "/work": str(folder)}
@@ -55,7 +55,7 @@ def test_a_command_gets_as_much_input_as_was_announced(shell, tmp_path):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_what_a_command_leaves_running_ends_with_it(shell, tmp_path):
+def test_leftover_processes_end_with_their_command(shell, tmp_path):
     code = "sleep 60 >/dev/null 2>&1 & echo $!"
     done = _run(shell, scripts.supervised(["sh", "-c", code], ResourceLimits()), tmp_path)
     left = done.stdout.split()[-1].decode()

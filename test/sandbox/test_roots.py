@@ -90,7 +90,7 @@ async def test_a_folder_that_can_be_written_is_the_hosts(kind, folder):
     assert (folder / "new").read_text() == "out\n"
 
 
-async def test_a_folder_that_can_be_written_may_lie_in_one_that_can_be_read(kind, folder):
+async def test_writable_folder_may_be_inside_a_readable_one(kind, folder):
     writable(folder)
     writable(folder / "below")
     limits = ResourceLimits(fs_read_roots=(str(folder),), fs_write_roots=(f"{folder}/below",))
@@ -143,13 +143,13 @@ def test_a_folder_that_the_sandbox_has_of_its_own_is_refused(kind, root):
         kind(ResourceLimits(fs_read_roots=(root,)))
 
 
-def test_a_folder_that_is_not_there_is_refused(kind):
+def test_missing_folder_is_rejected(kind):
     with pytest.raises(ValueError, match="fs_write_roots grants '/no/such/place', but it does not exist"):
         kind(ResourceLimits(fs_write_roots=("/no/such/place",)))
 
 
 @root_only
-def test_a_folder_behind_one_for_root_alone_is_refused_with_the_remedy(kind, elsewhere):
+def test_folder_inside_one_for_root_only_is_rejected_with_the_remedy(kind, elsewhere):
     inner = elsewhere / "inner"
     inner.mkdir()
     elsewhere.chmod(0o700)
@@ -182,7 +182,7 @@ async def test_the_remedies_help(kind, elsewhere):
         assert (await sandbox.run(["touch", f"{elsewhere}/new"])).exit_code == 0
 
 
-async def test_file_tools_read_what_is_granted_and_write_what_can_be_written(kind, folder):
+async def test_file_tools_follow_the_granted_folders(kind, folder):
     writable(folder / "below")
     limits = ResourceLimits(fs_read_roots=(str(folder),), fs_write_roots=(f"{folder}/below",))
     ctx = ToolContext(call_id="c1")
@@ -216,7 +216,7 @@ async def test_file_tools_follow_no_link_out_of_a_granted_folder(kind, folder):
 
 @root_only
 async def test_file_tools_can_do_no_more_than_code_inside(kind, folder):
-    """Root reads and writes on the host what nobody may not."""
+    """Root reads and writes files of the host that the user nobody cannot."""
     writable(folder)
     (folder / "secret").write_text("of root")
     (folder / "secret").chmod(0o600)
@@ -278,12 +278,12 @@ class TestPackages:
 
     @root_only
     @pytest.mark.usefixtures("same_version")
-    def test_those_for_root_alone_are_told_in_the_log(self, overlay, caplog):
+    def test_folders_for_root_only_are_logged(self, overlay, caplog):
         overlay.chmod(0o700)
         assert not [folder for folder in found.find_packages() if folder.startswith(str(overlay))]
         assert f"cannot use the packages in {overlay}/other/site-packages" in caplog.text
 
-    def test_a_python_of_another_version_is_told_in_the_log(self, monkeypatch, caplog):
+    def test_python_of_another_version_is_logged(self, monkeypatch, caplog):
         monkeypatch.setattr(found, "find_python", lambda: ("/usr/bin/python2.7", None))
         assert not found.find_packages()
         assert "another version" in caplog.text

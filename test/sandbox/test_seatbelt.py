@@ -24,7 +24,7 @@ class TestSeatbelt(SandboxContract):
 
 
 def expressions(text):
-    """Read the profile as what it is, nested lists of words."""
+    """Parse the profile into nested lists of words."""
     stack = [[]]
     for token in re.findall(r'"[^"]*"|[()]|[^\s()]+', text):
         if token == "(":
@@ -47,7 +47,7 @@ def allowed(operation, found):
     return next((rule[2:] for rule in found if rule[:2] == ("allow", operation)), None)
 
 
-def test_what_is_not_named_is_denied():
+def test_unlisted_operations_are_denied():
     found = rules()
     assert found[:2] == [("version", "1"), ("deny", "default")]
     assert {rule[1] for rule in found if rule[0] == "allow"} == {
@@ -90,7 +90,7 @@ def test_signals_stay_in_the_process_group_and_processes_see_themselves():
     assert allowed("process-info*", found) == (("target", "self"),)
 
 
-def test_what_sysctl_tells_of_other_processes_is_not_named():
+def test_sysctl_names_about_other_processes_are_not_allowed():
     """kern.procargs2 gives the arguments and the environment of any process of the user."""
     names = {filter_[1].strip('"') for filter_ in allowed("sysctl-read", rules())}
     assert "hw." in names
@@ -113,7 +113,7 @@ def test_the_network_is_there_only_if_it_was_granted(network, given):
     assert ("com.apple.trustd" in words[2]) is given
 
 
-def test_no_path_and_no_word_of_the_command_gets_into_the_profile():
+def test_profile_contains_neither_paths_nor_the_command():
     limits = ResourceLimits(fs_read_roots=(EVIL,), fs_write_roots=(EVIL + "w",))
     words = command(["echo", EVIL], folder=EVIL, cwd=EVIL, limits=limits)
     assert words[:2] == ["/usr/bin/sandbox-exec", "-p"]
@@ -141,7 +141,7 @@ def run_shim(*argv, shell="/bin/sh", cwd="/", **limits):
 
 
 @pytest.mark.parametrize("shell", [path for path in ("/bin/sh", "/bin/bash") if os.path.exists(path)])
-def test_the_shell_script_sets_limits_and_tells_mistakes_apart(shell):
+def test_shell_script_sets_limits_and_distinguishes_errors(shell):
     asked = run_shim("sh", "-c", "ulimit -t; ulimit -c; pwd", shell=shell, cwd="/usr", cpu_seconds=6.5)
     assert asked.stdout == "7\n0\n/usr\n"
     assert run_shim("sh", "-c", "exit 5", shell=shell).returncode == 5
@@ -156,7 +156,7 @@ def test_the_shell_script_sets_limits_and_tells_mistakes_apart(shell):
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="it is not refused there")
-async def test_elsewhere_it_is_refused_and_says_what_to_use():
+async def test_other_platforms_are_rejected_with_the_alternative():
     sandbox = SeatbeltSandbox()
     with pytest.raises(SandboxError, match=r"macOS only.*BubblewrapSandbox"):
         await sandbox.open()
@@ -166,7 +166,7 @@ async def test_elsewhere_it_is_refused_and_says_what_to_use():
     await sandbox.close()
 
 
-def test_what_it_cannot_limit_it_does_not_claim():
+def test_unenforced_limits_are_not_claimed():
     enforced = SeatbeltSandbox().limits_enforced
     assert {name for name, holds in enforced.items() if holds} == {"cpu_seconds", "disk_bytes", "network"}
     assert SeatbeltSandbox(ResourceLimits(network="full")).fresh().limits.network == "full"

@@ -43,7 +43,7 @@ def verdict(filter_, machine, number, *arguments):
 
 
 @machines
-def test_every_number_gets_what_the_table_says(machine):
+def test_every_syscall_gets_the_action_of_the_table(machine):
     expected = {
         number: {"allowed": ALLOW, "denied": EPERM}.get(calls.verdict)
         for calls in TABLE

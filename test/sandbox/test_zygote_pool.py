@@ -30,11 +30,11 @@ def newest_pool() -> ZygotePool:
 
 
 async def up(sandbox: ForkServerSandbox) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
-async def test_a_killed_zygote_is_no_fault_of_the_code() -> None:
+async def test_killed_zygote_gives_infra() -> None:
     first = of_its_own()
     repls = [ForkServerRepl(first.fresh()) for _ in range(20)]
     await asyncio.gather(*(repl.open() for repl in repls))
@@ -62,7 +62,7 @@ async def test_a_killed_zygote_is_replaced_at_once() -> None:
 
 async def _settled(pool: ZygotePool) -> int:
     """Return the number of trajectories in use by the books of an idle pool."""
-    for _ in range(100):
+    for _ in range(1000):
         await asyncio.sleep(0.02)
         if len(pool._spares) >= 4:
             break
@@ -70,7 +70,7 @@ async def _settled(pool: ZygotePool) -> int:
     return sum(zygote.live for zygote in pool._zygotes) - len(pool._spares)
 
 
-async def test_two_hundred_open_at_once_and_none_is_left() -> None:
+async def test_two_hundred_sandboxes_open_at_once_and_all_are_closed() -> None:
     async with of_its_own() as first:
         sandboxes = [first.fresh() for _ in range(200)]
         await asyncio.gather(*(sandbox.open() for sandbox in sandboxes))
@@ -92,7 +92,7 @@ async def test_a_hundred_cycles_leave_no_file_and_no_process() -> None:
             async with ForkServerRepl(first.fresh()) as repl, (await repl.fork(1))[0] as clone:
                 await clone.execute("1")
         assert await _settled(newest_pool()) == 1
-        until = time.monotonic() + 5
+        until = time.monotonic() + 20
         while below(os.getpid()) > processes and time.monotonic() < until:
             await asyncio.sleep(0.05)
         assert below(os.getpid()) <= processes
@@ -116,7 +116,7 @@ async def test_cancelled_openings_leave_nothing() -> None:
         assert await _settled(newest_pool()) == 1
 
 
-async def test_closed_pools_are_made_anew() -> None:
+async def test_closed_pools_are_recreated() -> None:
     first = of_its_own()
     await first.open()
     pool = newest_pool()

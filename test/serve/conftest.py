@@ -9,7 +9,7 @@ import pytest
 
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.serve.sandbox_app import sandbox_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 GIVEN = os.environ.get("SANDBOX_FUSION_URL", "").removesuffix("/").removesuffix("/run_code")
 Run = Callable[..., dict[str, Any]]

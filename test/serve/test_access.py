@@ -1,4 +1,4 @@
-"""Access: web pages and other machines are refused, whatever they send; over real HTTP."""
+"""Access: requests of web pages and other machines are rejected; over real HTTP."""
 
 import socket
 from collections.abc import Generator, Mapping
@@ -11,7 +11,7 @@ from torchrl_agentic.sandbox import Sandbox, UnsafeSubprocessSandbox
 from torchrl_agentic.serve.access import Access
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.serve.search_app import Document, search_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
 DOCUMENTS = [Document("1", "Cats", "They sleep.")]
@@ -74,7 +74,7 @@ FOREIGN += [
 
 @pytest.mark.parametrize("host", FOREIGN)
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_other_names_are_refused_so_rebinding_a_name_reaches_nothing(url: str, host: str, method: str):
+def test_other_host_names_are_rejected_against_dns_rebinding(url: str, host: str, method: str):
     path = "/retrieve" if method == "POST" else "/v1/ping"
     status, said = _send(url, method, path, BODY, {"Host": host, **JSON_TYPE})
     assert status == 403, said
@@ -96,7 +96,7 @@ def test_a_host_that_is_allowed_is_served_and_the_others_are_not():
         assert _post(url, Host="other.example")[0] == 403
 
 
-def test_any_host_is_served_if_that_is_said():
+def test_all_hosts_can_be_allowed():
     with serving(search_app(DOCUMENTS, access=Access(hosts=None))) as url:
         assert _post(url, Host="anything.example")[0] == 200
 
@@ -111,7 +111,7 @@ def test_pages_of_other_origins_are_refused(origin: str, hosts: tuple[str, ...] 
     assert (status, "sleep" in said) == (403, False)
 
 
-def test_a_page_of_a_name_that_was_rebound_is_refused_where_any_host_is_served():
+def test_page_of_a_rebound_name_is_rejected_even_if_all_hosts_are_allowed():
     with serving(search_app(DOCUMENTS, access=Access(hosts=None))) as url:
         assert _post(url, Host="evil.example", Origin="http://evil.example")[0] == 403
 
@@ -129,7 +129,7 @@ def test_requests_across_sites_are_refused(url: str, site: str):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
-def test_what_pages_may_send_without_asking_is_no_json(url: str, kind: str):
+def test_content_types_that_pages_send_without_preflight_are_rejected(url: str, kind: str):
     status, said = _post(url, Content_Type=kind)
     assert status == 415
     assert "application/json" in said
@@ -174,7 +174,7 @@ def test_a_page_cannot_run_code(headers: dict[str, str], path: str):
     assert made == before
 
 
-def test_who_has_the_token_is_served(guarded: str):
+def test_request_with_the_token_is_served(guarded: str):
     assert _post(guarded, Authorization=f"Bearer {TOKEN}")[0] == 200
     assert _post(guarded, Authorization=f"bearer {TOKEN}")[0] == 200
 
@@ -199,7 +199,7 @@ def test_a_wrong_token_is_refused_and_not_repeated(guarded: str, given: str):
     assert TOKEN not in said
 
 
-def test_without_a_token_nothing_is_told_but_that_it_is_needed(guarded: str):
+def test_response_without_a_token_says_only_that_one_is_needed(guarded: str):
     assert _post(guarded)[0] == 401
     assert _post(guarded, path="/nowhere")[0] == 401
     assert _send(guarded, "GET", "/retrieve", b"", {"Host": "localhost"})[0] == 401
@@ -219,6 +219,6 @@ def test_a_token_is_not_shown():
 
 
 @pytest.mark.parametrize("wrong", [{"token": ""}, {"token": "two words are no token"}, {"hosts": ("a:80",)}])
-def test_what_cannot_be_an_access_is_refused(wrong: dict[str, Any]):
+def test_invalid_access_options_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match=r"token|host"):
         Access(**wrong)

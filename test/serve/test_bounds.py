@@ -18,7 +18,7 @@ from torchrl_agentic.serve import search_app as search_module
 from torchrl_agentic.serve.connections import ConnectionBounds, make_server
 from torchrl_agentic.serve.sandbox_app import sandbox_app
 from torchrl_agentic.serve.search_app import BM25Index, Document, search_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
 WAIT_S = 20
@@ -92,7 +92,7 @@ def _is_served(url: str) -> bool:
 @pytest.mark.parametrize(
     "sent", [b"", b"P", _head(9)[:40], b"GET /v1/ping HTTP/1.1\r\nHost: localhost\r\nX: "]
 )
-def test_who_does_not_finish_the_headers_is_hung_up_on(sent: bytes):
+def test_connection_with_unfinished_headers_is_closed(sent: bytes):
     with serving(search_app(DOCUMENTS), bounds=QUICK) as url, _connected(url, 20) as clients:
         for client in clients:
             client.sendall(sent)
@@ -144,7 +144,7 @@ def test_an_answer_may_take_longer_than_a_request():
 
 
 @pytest.mark.parametrize("length", [100, None])
-def test_who_does_not_finish_the_body_is_told_so_and_hung_up_on(length: int | None):
+def test_connection_with_an_unfinished_body_gets_an_error_and_is_closed(length: int | None):
     with serving(search_app(DOCUMENTS, body_timeout_s=0.2)) as url, _connected(url, 10) as clients:
         for client in clients:
             client.sendall(_head(length) + (b"" if length is None else b"{"))
@@ -153,7 +153,7 @@ def test_who_does_not_finish_the_body_is_told_so_and_hung_up_on(length: int | No
         assert _is_served(url)
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(caplog: pytest.LogCaptureFixture):
+def test_client_that_disconnects_while_sending_is_not_an_error(caplog: pytest.LogCaptureFixture):
     app = search_app(DOCUMENTS, max_total_body_bytes=1000, max_body_bytes=1000)
     with serving(app) as url:
         for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(caplog: pyte
     assert not [record for record in caplog.records if record.levelname != "DEBUG"]
 
 
-def test_who_was_refused_and_goes_on_sending_is_hung_up_on():
+def test_refused_client_that_continues_to_send_is_disconnected():
     with serving(search_app(DOCUMENTS, max_body_bytes=10), bounds=QUICK) as url, _connected(url) as (client,):
         client.sendall(_head(1000))
         assert _status(client) == 413
@@ -209,7 +209,7 @@ def test_a_body_with_two_kinds_of_length_is_refused_unread(length: int):
         assert _is_served(url)
 
 
-def test_what_was_refused_may_come_again_on_the_same_connection():
+def test_refused_request_can_be_repeated_on_the_same_connection():
     app = search_app(DOCUMENTS, max_body_bytes=1000, max_total_body_bytes=1000)
     with serving(app) as url, _connected(url, 2) as (first, second):
         first.sendall(_head(1000).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
@@ -239,7 +239,7 @@ def test_connections_are_bounded():
                     break
 
 
-def test_who_does_not_read_the_answer_is_hung_up_on():
+def test_client_that_does_not_read_the_response_is_disconnected():
     documents = [Document(str(n), "cats", "cats " * 20_000) for n in range(100)]
     app = search_app(documents, max_answer_bytes=32 << 20, max_concurrency=1, max_queue=0)
     with serving(app, bounds=QUICK) as url:
@@ -258,7 +258,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on():
 
 
 @pytest.mark.parametrize("wish", [b"keep-alive", b"close"])
-def test_who_does_not_read_the_end_of_the_answer_is_hung_up_on(wish: bytes):
+def test_client_that_does_not_read_the_end_of_the_response_is_disconnected(wish: bytes):
     """So little is left that the server can write all of it without waiting."""
     documents = [Document("1", "cats", "cats " * 10_000)]
     bounds = ConnectionBounds(max_connections=1, answer_s=0.2)
@@ -307,7 +307,7 @@ def test_so_many_results_cannot_be_asked_for():
     assert "results" in str(answer.json()["detail"])
 
 
-def test_a_search_that_nobody_waits_for_ends_after_its_query(monkeypatch: pytest.MonkeyPatch):
+def test_search_of_a_disconnected_client_ends_after_its_query(monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
     begun, go = threading.Event(), threading.Event()
 
@@ -333,7 +333,7 @@ def test_a_search_that_nobody_waits_for_ends_after_its_query(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["run_timeout", "compile_timeout"])
-def test_a_run_that_may_take_too_long_is_refused_with_the_most_there_is(name: str):
+def test_too_long_run_timeout_is_rejected_with_the_maximum(name: str):
     app = sandbox_app(make_sandbox=UnsafeSubprocessSandbox, max_run_timeout_s=7)
     with serving(app) as url:
         body = {"code": "print(1)", "language": "python", name: 7.5}
@@ -345,7 +345,7 @@ def test_a_run_that_may_take_too_long_is_refused_with_the_most_there_is(name: st
         assert answer.json()["run_result"]["stdout"] == "1\n"
 
 
-def test_cells_that_may_take_too_long_are_refused_with_the_most_there_is():
+def test_too_long_cell_timeout_is_rejected_with_the_maximum():
     with serving(sandbox_app(make_sandbox=UnsafeSubprocessSandbox, max_run_timeout_s=7)) as url:
         for more in ({"total_timeout": 8}, {"total_timeout": 5, "cell_timeout": 8}):
             body = {"cells": ["1"], **more}
@@ -387,7 +387,7 @@ def test_however_much_is_wrong_with_a_request_its_refusal_is_short(wrong: dict[s
     assert len(answer.content) < 10_000
 
 
-def test_cells_that_show_too_much_are_stopped_with_what_was_done():
+def test_cells_with_too_much_output_stop_and_return_earlier_results():
     app = sandbox_app(make_sandbox=UnsafeSubprocessSandbox, max_answer_bytes=10_000)
     with serving(app) as url:
         body = {"cells": ["print('x' * 6000)"] * 5}
@@ -410,12 +410,12 @@ def test_files_that_are_too_long_are_not_sent_back():
     "wrong",
     [{"max_total_body_bytes": 10, "max_body_bytes": 11}, {"body_timeout_s": 0}, {"max_answer_bytes": 0}],
 )
-def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, Any]):
+def test_invalid_bounds_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         search_app(DOCUMENTS, **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"max_connections": 0}, {"header_s": 0}, {"body_s": -1}, {"answer_s": 0}])
-def test_bounds_of_connections_that_make_no_sense_are_refused(wrong: dict[str, Any]):
+def test_invalid_connection_bounds_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ConnectionBounds(**wrong)

@@ -42,13 +42,13 @@ def test_an_exit_code_that_is_not_zero_is_a_failure(run: Run, code: str, return_
     assert answer["run_result"]["return_code"] == return_code
 
 
-def test_a_traceback_stands_on_stderr(run: Run):
+def test_traceback_is_written_to_stderr(run: Run):
     ran = run("def f():\n    1 / 0\nf()")["run_result"]
     assert "line 2, in f" in ran["stderr"]
     assert ran["stderr"].endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_program_that_takes_too_long_is_stopped_with_what_it_has_printed(run: Run):
+def test_timed_out_program_returns_its_output_so_far(run: Run):
     answer = run("print('begun', flush=True)\nwhile True: pass", run_timeout=1)
     ran = answer["run_result"]
     assert answer["status"] == "Failed"
@@ -56,7 +56,7 @@ def test_a_program_that_takes_too_long_is_stopped_with_what_it_has_printed(run: 
 
 
 @embedded
-def test_what_was_printed_into_a_buffer_is_not_lost_at_the_time_limit(run: Run):
+def test_buffered_output_survives_the_time_limit(run: Run):
     ran = run("print('begun')\nwhile True: pass", run_timeout=0.5)["run_result"]
     assert (ran["status"], ran["stdout"], ran["stderr"]) == ("TimeLimitExceeded", "begun\n", "")
 
@@ -78,7 +78,7 @@ def test_stdin_is_read_to_its_end(run: Run):
     assert run(code, stdin="first\n" + "é" * 100_000)["run_result"]["stdout"] == "first\n100000\n"
 
 
-def test_a_program_that_leaves_its_stdin_unread_is_no_sandbox_error(run: Run):
+def test_program_that_ignores_stdin_is_not_a_sandbox_error(run: Run):
     """The original loses a race here and then blames the sandbox."""
     assert run("print(1)", stdin="x" * 1_000_000)["status"] == "Success"
 
@@ -155,14 +155,14 @@ def test_files_are_put_there_and_fetched(run: Run):
     assert answer["files"] == {"out.txt": _encoded("Ä")}
 
 
-def test_a_file_that_is_not_there_is_no_failure(run: Run):
+def test_missing_fetched_file_is_not_a_failure(run: Run):
     answer = run("print(1)", fetch_files=["missing"])
     assert (answer["status"], answer["files"]) == ("Success", {})
 
 
 @embedded
 @pytest.mark.parametrize("path", ["missing", "/etc/passwd", "../secret", "folder", "link", ""])
-def test_what_is_not_fetched_is_named(run: Run, path: str):
+def test_files_that_are_not_fetched_are_named(run: Run, path: str):
     answer = run("import os\nos.mkdir('folder')\nos.symlink('/etc/passwd', 'link')", fetch_files=[path])
     assert (answer["status"], answer["files"]) == ("Success", {})
     assert f"{path!r} is not returned" in answer["message"]
@@ -175,7 +175,7 @@ def test_files_of_a_program_that_ran_out_of_time_are_fetched_too(run: Run):
 
 
 @embedded
-def test_a_file_with_the_name_of_the_program_stays_what_it_was(run: Run):
+def test_file_with_the_name_of_the_program_is_unchanged(run: Run):
     answer = run("import main; print(main.x)", files={"main.py": _encoded("x = 7")})
     assert answer["run_result"]["stdout"] == "7\n"
 
@@ -187,7 +187,7 @@ def test_two_requests_share_no_files(run: Run):
 
 
 @embedded
-def test_what_a_program_leaves_running_ends_with_it(run: Run):
+def test_leftover_processes_end_with_their_program(run: Run):
     code = "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(3600)\nprint('done')"
     ran = run(code)["run_result"]
     assert (ran["stdout"], ran["return_code"]) == ("done\n", 0)
@@ -204,7 +204,7 @@ def test_bash_that_takes_too_long_is_stopped(run: Run):
     assert (ran["status"], ran["return_code"], ran["stdout"]) == ("TimeLimitExceeded", None, "begun\n")
 
 
-def test_what_is_compiled_has_two_results(run: Run):
+def test_compiled_program_has_two_results(run: Run):
     code = "#include <iostream>\nint main() { int x; std::cin >> x; std::cout << 2 * x; return 5; }"
     answer = run(code, "cpp", stdin="21", compile_timeout=60)
     _skip_if_missing(answer)
@@ -213,7 +213,7 @@ def test_what_is_compiled_has_two_results(run: Run):
     assert (answer["run_result"]["stdout"], answer["run_result"]["return_code"]) == ("42", 5)
 
 
-def test_what_does_not_compile_is_not_run(run: Run):
+def test_program_that_does_not_compile_is_not_run(run: Run):
     answer = run("int main() {", "cpp", compile_timeout=60)
     _skip_if_missing(answer)
     assert (answer["status"], answer["run_result"]) == ("Failed", None)
@@ -247,7 +247,7 @@ def test_a_language_that_has_no_runner_is_a_sandbox_error(run: Run):
 
 
 @embedded
-def test_the_languages_that_are_here_are_named_to_who_asks_for_another(run: Run):
+def test_unknown_language_error_lists_the_available_ones(run: Run):
     message = run("select 1", "sql")["message"]
     assert message.startswith("sql cannot be run here; ")
     assert "bash" in message
@@ -266,7 +266,7 @@ def test_the_languages_that_are_here_are_named_to_who_asks_for_another(run: Run)
         "",
     ],
 )
-def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
+def test_invalid_body_is_rejected(http: httpx.Client, body: str):
     answer = http.post("/run_code", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["detail"]
@@ -287,14 +287,14 @@ def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
     ],
     ids=str,
 )
-def test_what_cannot_be_asked_for_is_refused_with_a_sentence(http: httpx.Client, more: dict[str, Any]):
+def test_invalid_request_is_rejected_with_a_reason(http: httpx.Client, more: dict[str, Any]):
     answer = http.post("/run_code", json={"code": "print(1)", "language": "python", **more})
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"]
 
 
 @embedded
-def test_numbers_that_are_none_are_refused(http: httpx.Client):
+def test_invalid_numbers_in_a_request_are_rejected(http: httpx.Client):
     body = '{"code": "1", "language": "python", "run_timeout": NaN}'
     assert (
         http.post("/run_code", content=body, headers={"Content-Type": "application/json"}).status_code == 422

@@ -23,7 +23,7 @@ def test_cells_share_what_they_define(http: httpx.Client):
     assert answer["cells"][2]["display"][0]["text/plain"] == "22"
 
 
-def test_stderr_is_kept_apart(http: httpx.Client):
+def test_stderr_is_returned_separately(http: httpx.Client):
     cell = _run(http, "import sys; print(1); print(2, file=sys.stderr)")["cells"][0]
     assert (cell["stdout"], cell["stderr"], cell["error"]) == ("1\n", "2\n", [])
 
@@ -60,7 +60,7 @@ def test_a_cell_that_takes_too_long_is_stopped_and_the_next_one_runs(http: httpx
 
 
 @embedded
-def test_the_total_time_ends_all_with_what_was_done(http: httpx.Client):
+def test_total_timeout_stops_all_cells_and_returns_earlier_results(http: httpx.Client):
     """Without an allowance: the original adds ten seconds."""
     answer = _run(http, "print(1)", "print(2, flush=True)\nwhile True: pass", "print(3)", total_timeout=0.5)
     assert answer["status"] == "Failed"
@@ -72,7 +72,7 @@ def test_the_total_time_ends_all_with_what_was_done(http: httpx.Client):
 
 
 @embedded
-def test_an_interpreter_that_died_says_so_and_a_new_one_goes_on(http: httpx.Client):
+def test_dead_interpreter_is_reported_and_replaced(http: httpx.Client):
     cells = _run(http, "x = 1", "import os; os._exit(3)", "print('x' in globals())")["cells"]
     assert cells[1]["error"][0]["ename"] == "DeadKernelError"
     assert "exit code 3" in cells[1]["error"][0]["evalue"]
@@ -113,7 +113,7 @@ def test_no_cells_are_a_success(http: httpx.Client):
 
 
 @pytest.mark.parametrize("body", ["{}", '{"cells": "print(1)"}', '{"cells": [1]}'])
-def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
+def test_invalid_body_is_rejected(http: httpx.Client, body: str):
     assert (
         http.post("/run_jupyter", content=body, headers={"Content-Type": "application/json"}).status_code
         == 422

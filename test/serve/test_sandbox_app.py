@@ -27,7 +27,7 @@ from torchrl_agentic.sandbox.tiers import tiers
 from torchrl_agentic.serve import sandbox_app as app_module
 from torchrl_agentic.serve.access import Overloaded, RequestQueue
 from torchrl_agentic.serve.sandbox_app import run_limits, sandbox_app
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 WAIT_S = 20.0
 no_sandbox = pytest.mark.no_sandbox
@@ -91,7 +91,7 @@ def _holding(path: str, then: str = "time.sleep(3600)") -> str:
     return f"import time\nheld = open({path!r}, 'w')\nheld.write('begun')\nheld.flush()\n{then}"
 
 
-async def test_who_comes_when_the_queue_is_full_is_sent_away_and_the_others_are_served(shared: Shared):
+async def test_request_to_a_full_queue_is_rejected_and_others_are_served(shared: Shared):
     begun, go = shared.pipe("begun"), shared.pipe("go")
     with serving(sandbox_app(make_sandbox=shared.sandbox, max_concurrency=1, max_queue=1)) as url:
         async with _client(url) as client:
@@ -144,7 +144,7 @@ async def test_cells_of_a_client_that_hangs_up_end_too(shared: Shared):
         assert await asyncio.to_thread(_ends, held), "the cell runs on"
 
 
-async def test_who_hangs_up_in_the_queue_is_never_run(shared: Shared):
+async def test_request_of_a_client_that_left_the_queue_is_not_run(shared: Shared):
     begun, go = shared.pipe("begun"), shared.pipe("go")
     trace = shared.folder / "trace"
     with serving(sandbox_app(make_sandbox=shared.sandbox, max_concurrency=1, max_queue=1)) as url:
@@ -167,7 +167,7 @@ async def test_who_hangs_up_in_the_queue_is_never_run(shared: Shared):
 
 
 @pytest.mark.slow
-async def test_ending_the_server_ends_what_runs(shared: Shared):
+async def test_stopping_the_server_stops_running_programs(shared: Shared):
     """Runs that outlast the grace period are cancelled, and their sandboxes closed."""
     begun = shared.pipe("begun")
     server = serving(sandbox_app(make_sandbox=shared.sandbox))
@@ -261,7 +261,7 @@ def test_a_body_that_is_too_long_is_refused(chunked: bool):
     assert "1000" in answer.json()["detail"]
 
 
-def test_a_machine_without_a_sandbox_is_told_when_the_server_is_made(monkeypatch: pytest.MonkeyPatch):
+def test_missing_sandbox_raises_when_the_server_is_created(monkeypatch: pytest.MonkeyPatch):
     def none(limits: object) -> Sandbox:
         raise SandboxError("no sandbox works here")
 
@@ -272,7 +272,7 @@ def test_a_machine_without_a_sandbox_is_told_when_the_server_is_made(monkeypatch
 
 @no_sandbox
 @pytest.mark.parametrize("numbers", [(0, 1), (1, -1)])
-def test_numbers_that_make_no_sense_are_refused(numbers: tuple[int, int]):
+def test_invalid_numbers_are_rejected(numbers: tuple[int, int]):
     with pytest.raises(ValueError, match="max_concurrency must be at least 1"):
         RequestQueue(max_concurrency=numbers[0], max_queue=numbers[1])
 
@@ -308,7 +308,7 @@ async def test_a_place_is_given_back_after_an_error():
 
 
 @no_sandbox
-async def test_who_is_cancelled_in_the_queue_leaves_it():
+async def test_cancelled_request_leaves_the_queue():
     admission = RequestQueue(max_concurrency=1, max_queue=1)
     with admission.entered():
         async with admission.place():

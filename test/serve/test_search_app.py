@@ -1,4 +1,4 @@
-"""The search server: what it reads, what it finds, and how it answers; over real HTTP."""
+"""The search server: documents, results and responses; over real HTTP."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.serve.search_app import BM25Index, Document, read_documents, search_app, tokenize
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 pytestmark = pytest.mark.no_sandbox
 DOCUMENTS = [
@@ -50,17 +50,17 @@ def test_each_query_has_its_own_list_in_the_wire_format(http: httpx.Client):
     assert result[0][0]["score"] > 0
 
 
-def test_without_scores_the_documents_stand_alone(http: httpx.Client):
+def test_without_scores_only_documents_are_returned(http: httpx.Client):
     result = http.post("/retrieve", json={"queries": ["Italy"], "topk": 1}).json()["result"]
     assert result == [[{"id": "2", "contents": "Rome\nRome is the capital of Italy."}]]
 
 
-def test_the_document_that_speaks_of_it_most_comes_first(http: httpx.Client):
+def test_most_relevant_document_comes_first(http: httpx.Client):
     assert _found(http, "capital Paris")[:2] == ["1", "2"]
     assert _found(http, "the capital of Italy")[0] == "2"
 
 
-def test_documents_that_share_no_word_are_not_given(http: httpx.Client):
+def test_documents_without_a_common_word_are_not_returned(http: httpx.Client):
     assert _found(http, "cat", topk=7) == ["3"]
     assert _found(http, "") == []
     assert _found(http, "xyzzy !?") == []
@@ -95,7 +95,7 @@ def test_a_request_that_says_no_number_gets_that_of_the_server():
 
 
 @pytest.mark.parametrize("documents", [[], [Document("1", "", "")], [Document("1", "!", "?")]])
-def test_a_server_without_words_finds_nothing(documents: list[Document]):
+def test_server_without_documents_finds_nothing(documents: list[Document]):
     assert BM25Index(documents).search("anything", 3) == []
 
 
@@ -112,7 +112,7 @@ def test_a_server_without_words_finds_nothing(documents: list[Document]):
         json.dumps({"queries": ["a"], "topk": 10**9}),
     ],
 )
-def test_a_body_that_makes_no_sense_is_refused(http: httpx.Client, body: str):
+def test_invalid_body_is_rejected(http: httpx.Client, body: str):
     answer = http.post("/retrieve", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["detail"][0]["msg"]
@@ -122,7 +122,7 @@ def test_the_server_answers_a_ping(http: httpx.Client):
     assert http.get("/v1/ping").json() == "pong"
 
 
-def test_a_number_that_makes_no_sense_is_refused_at_once():
+def test_invalid_number_is_rejected_in_the_constructor():
     with pytest.raises(ValueError, match="topk must be"):
         search_app([], topk=0)
 

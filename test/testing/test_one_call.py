@@ -76,7 +76,7 @@ def test_a_call_is_set_up_and_runs_in_a_session_that_is_closed_again():
         ("other", Status.INVALID_ARGS),
     ],
 )
-def test_what_goes_wrong_is_a_result(what: str, status: Status):
+def test_failures_become_results(what: str, status: Status):
     assert call_tool(Diary(), {"what": what}, timeout=0.05 if what == "hang" else 30).status is status
 
 
@@ -116,7 +116,7 @@ def test_a_row_reaches_tools_that_begin_with_the_trajectory():
     assert result.status is Status.OK, result.text
 
 
-def test_what_cannot_be_called_raises():
+def test_object_that_is_not_a_tool_raises():
     with pytest.raises(TypeError, match="int lacks name"):
         call_tool(3)
     with pytest.raises(TypeError, match=r"args maps names of arguments to values; got \[1\]"):

@@ -93,21 +93,21 @@ def test_each_digit_is_a_token(tokenizer):
 
 @given(text=st.text())
 @settings(deadline=None)
-def test_any_text_comes_back_as_it_was(tokenizer, text):
+def test_any_text_reads_back_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_the_template_shows_what_large_models_see(tokenizer):
+def test_template_matches_those_of_large_models(tokenizer):
     assert tokenizer.apply_chat_template(CHAT, tools=[TOOL], tokenize=False) == SHOWN
 
 
 def test_calls_in_the_content_look_as_calls_in_their_field(tokenizer):
-    """An environment keeps what the model wrote as text; to the model it must not look different."""
+    """An environment stores the model's messages as text; rendered again, they must look the same."""
     written = [*CHAT[:2], {"role": "assistant", "content": "Both:\n" + calls(["2 + 3", "2 + 3"])}, *CHAT[3:]]
     assert tokenizer.apply_chat_template(written, tools=[TOOL], tokenize=False) == SHOWN
 
 
-def test_the_assistants_mask_covers_what_it_says_and_nothing_else(tokenizer):
+def test_assistant_mask_covers_exactly_its_messages(tokenizer):
     shown = tokenizer.apply_chat_template(
         CHAT, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
     )
@@ -126,7 +126,7 @@ def test_torchrl_takes_the_folders_template(tokenizer):
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("chat", [CHAT, CHAT[1:]], ids=["system", "no system"])
-def test_a_prompt_is_how_the_conversation_goes_on(tokenizer, chat, tools):
+def test_prompt_continues_the_conversation(tokenizer, chat, tools):
     """Without this, tokens that were sampled could not stay as they are from turn to turn."""
     for length in (1, len(chat) - 1):
         before = tokenizer.apply_chat_template(
@@ -139,7 +139,7 @@ def test_a_prompt_is_how_the_conversation_goes_on(tokenizer, chat, tools):
 
 
 def test_it_is_a_plain_folder(tiny):
-    """Transformers takes Qwen2's own tokenizer class, whatever the folder asks for; the ids are the same."""
+    """Transformers uses Qwen2's own tokenizer class for any folder; the ids are the same."""
     model, tokenizer = tiny
     plain = AutoModelForCausalLM.from_pretrained(TINY)
     assert plain.dtype == torch.bfloat16
@@ -190,7 +190,7 @@ def test_held_out_problems_are_solved_with_the_real_tool(tiny):
     assert all(call.tool == "python" and not call.error for reply in parsed for call in reply.calls)
 
 
-def test_without_tools_it_calls_none(tiny):
+def test_model_calls_no_tools_if_none_are_offered(tiny):
     chats = converse(*tiny, [], [question["query"] for question in tiny_questions(8)])
     assert [chat[-1].content for chat in chats] == [NO_TOOL] * 8
 

@@ -24,8 +24,8 @@ def script():
         yield module
 
 
-def test_what_the_assistant_says_and_its_end_is_learnt(script):
-    """Of a call that fails through its code nothing is learnt, else the model would make such calls."""
+def test_assistant_messages_and_their_ends_are_learned(script):
+    """Calls that fail by their code are not trained on; otherwise the model would write such calls."""
     _, tokenizer = load_tiny()
     taught = list(itertools.islice(lessons(0), 200))
     learnt_texts = []
@@ -69,7 +69,7 @@ def test_a_seed_makes_the_same_files_again(script, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_weak_one_goes_on_from_the_model_of_the_package(script, tmp_path):
+def test_weak_model_continues_from_the_model_of_the_package(script, tmp_path):
     row = script.train(tmp_path, weak=True, steps=2, threads=1)
     assert row["step"] == 2
     assert load_tiny(folder=tmp_path)[1].get_vocab() == load_tiny()[1].get_vocab()

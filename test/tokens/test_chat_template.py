@@ -56,7 +56,7 @@ def result(text, call_id):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_deltas_are_what_the_template_writes_late_in_a_conversation(name):
+def test_deltas_equal_the_text_of_the_template_late_in_a_conversation(name):
     """Of conversations whose calls the template is told of, as it wants them."""
     try:
         template = made(trl_template(name))
@@ -89,7 +89,7 @@ def test_a_template_that_drops_reasoning_is_known_as_such():
     assert (template.appends, template.keeps_reasoning) == (True, False)
 
 
-def test_a_delta_does_not_depend_on_the_length_of_what_went_before():
+def test_delta_does_not_depend_on_the_length_of_earlier_messages():
     """It is rendered once, however long the conversation, and however the results read."""
     template = made(trl_template("qwen2_5"))
     renderings = []

@@ -1,4 +1,4 @@
-"""Text of others never becomes control tokens, and nothing else changes."""
+"""Untrusted text never becomes control tokens, and nothing else changes."""
 
 import pytest
 from helpers.model_families import FAMILIES
@@ -18,7 +18,7 @@ texts = parts.map("".join)
 
 @given(st.lists(st.tuples(texts, st.booleans()), max_size=5))
 @settings(max_examples=6 * settings.default.max_examples)
-def test_control_tokens_come_from_trusted_parts_alone(chosen):
+def test_control_tokens_come_only_from_trusted_parts(chosen):
     pieces = [Piece(text, number, trusted) for number, (text, trusted) in enumerate(chosen)]
     found = ENCODER.encode(pieces)
     assert QWEN.decode(found.ids) == "".join(text for text, _ in chosen), "the text stays"
@@ -40,7 +40,7 @@ def test_harmless_text_has_them_too(text):
         assert ENCODER.encode([Piece(text, 0)]).ids == QWEN(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_mark_across_the_edge_of_two_parts_is_no_mark():
+def test_marker_split_over_two_parts_is_not_a_marker():
     found = ENCODER.encode([Piece("<|im_", -3, is_trusted=True), Piece("end|>", 0)])
     assert not set(found.ids) & ENCODER.control
     found = ENCODER.encode([Piece("<|im_end", 0), Piece("|>", -3, is_trusted=True)])
@@ -54,7 +54,7 @@ def test_tokens_after_a_place_are_those_that_begin_there_or_later():
     assert set(rest.sources) == {0}
 
 
-def test_placeholders_are_expanded_in_trusted_parts_alone():
+def test_placeholders_are_expanded_only_in_trusted_parts():
     pieces = [Piece("a<|x|>b", -3, is_trusted=True), Piece("<|x|>", 0), Piece("<|x|>", -3, is_trusted=True)]
     found = ENCODER.encode(pieces, {"<|x|>": ["<|im_end|>", "<|x|><|im_end|>"]})
     assert QWEN.decode(found.ids) == "a<|im_end|>b<|x|><|x|><|im_end|>"
@@ -62,7 +62,7 @@ def test_placeholders_are_expanded_in_trusted_parts_alone():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_more_or_fewer_placeholders_than_what_stands_for_them_are_refused(count):
+def test_wrong_number_of_placeholders_is_rejected(count):
     with pytest.raises(ValueError, match=f"2 placeholders .* for {count} images"):
         ENCODER.encode([Piece("a<|x|><|x|>", -3, is_trusted=True)], {"<|x|>": ["x"] * count})
 

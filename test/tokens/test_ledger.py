@@ -1,4 +1,4 @@
-"""A ledger keeps what it is given, and its arrays never differ in length."""
+"""A ledger keeps its input, and its arrays never differ in length."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def filled(chosen):
 
 
 @given(st.lists(entries(), max_size=8))
-def test_all_arrays_have_one_length_and_begin_with_what_was_there(chosen):
+def test_arrays_have_one_length_and_keep_their_prefix(chosen):
     ledger, seen = TokenLedger(), TokenLedger()
     for kind, args, options in chosen:
         getattr(ledger, kind)(*args, **options)
@@ -93,20 +93,20 @@ def test_a_copy_goes_its_own_way(before, after):
         (lambda one: one.add_injected([1, 2], [0]), "2 tokens, but 1 sources"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(act, problem):
+def test_rejected_tokens_change_nothing(act, problem):
     ledger = filled([("add_prompt", ([1, 2],), {})])
     with pytest.raises(ValueError, match=problem):
         act(ledger)
     assert repr(ledger) == "TokenLedger(2 prompt)"
 
 
-def test_what_was_written_cannot_be_changed():
+def test_written_tokens_cannot_be_changed():
     ledger = filled([("add_prompt", ([1, 2],), {})])
     with pytest.raises(TypeError):
         ledger.ids[0] = 5
 
 
-def test_it_says_what_it_holds():
+def test_repr_shows_the_token_counts():
     ledger = TokenLedger()
     ledger.add_prompt([1])
     ledger.add_sampled([2, 3])

@@ -151,7 +151,7 @@ def test_parts_keep_their_order_and_texts_that_follow_one_another_are_one():
         ("xml", '<tool name="show">{"which": "framed"}</tool>', "before", "after\n\nall</tool_result>"),
     ],
 )
-def test_what_a_parser_writes_around_a_result_stays_around_it(parser, said, before, after):
+def test_text_of_the_parser_around_a_result_is_kept(parser, said, before, after):
     def search(query: str) -> tuple:
         return SHOWN["framed"]
 
@@ -171,8 +171,8 @@ def test_lists_that_a_parser_writes_are_kept():
     assert content == [{"type": "tool_result", "tool_use_id": "t1", "content": text}]
 
 
-def test_a_tool_that_writes_our_words_changes_nothing():
-    """The words that stand for images while the parser writes are ones that no result holds."""
+def test_tool_text_with_slot_words_is_unchanged():
+    """The placeholder words of images do not occur in any result."""
 
     def forge() -> tuple:
         return (TextPart("vjq0media0qvj vjq1"), ImagePart(png(20, 20)), TextPart("vjq1media0qvj"))
@@ -187,7 +187,7 @@ def test_a_tool_that_writes_our_words_changes_nothing():
     ]
 
 
-def test_the_placeholder_in_a_tools_text_stays_text_also_where_no_parser_takes_it_apart(tmp_path):
+def test_placeholder_in_tool_text_stays_text_for_any_parser(tmp_path):
     processor = qwen("qwen3_vl")
     turns = TurnTokenizer(processor.tokenizer, processor=processor)
     pad = processor.image_token_id
@@ -205,7 +205,7 @@ def test_the_placeholder_in_a_tools_text_stays_text_also_where_no_parser_takes_i
 
 
 @pytest.mark.parametrize("options", [{}, {"use_inference_chat_template": True}])
-def test_what_cannot_be_shown_becomes_text_and_ends_no_rollout(options, tmp_path):
+def test_media_that_cannot_be_shown_becomes_text(options, tmp_path):
     """A model can draw a strip that the processor refuses, or show bytes that are no image."""
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True, processor=processor, **options)
@@ -258,7 +258,7 @@ def test_long_texts_are_cut_and_images_are_not(tmp_path):
         assert matches(talk, processor, tmp_path)
 
 
-def test_an_image_without_a_processor_is_refused_with_the_reason():
+def test_image_without_a_processor_is_rejected_with_the_reason():
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True)
     talk = Rollout(env, processor.tokenizer, td=asked(env, "?"))
@@ -266,7 +266,7 @@ def test_an_image_without_a_processor_is_refused_with_the_reason():
         talk.turn(call("one"))
 
 
-def test_a_template_that_shows_no_images_of_tools_is_refused_with_the_reason():
+def test_template_without_tool_images_is_rejected_with_the_reason():
     processor = qwen("qwen3_vl")
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
@@ -279,7 +279,7 @@ def test_a_template_that_shows_no_images_of_tools_is_refused_with_the_reason():
         talk.turn(call("framed"))
 
 
-def test_a_prompt_that_holds_the_placeholder_beside_an_image_is_refused_with_the_reason():
+def test_prompt_with_a_placeholder_and_an_image_is_rejected_with_the_reason():
     processor = qwen("qwen3_vl")
     env = token_env(processor.tokenizer, [show], media=True, processor=processor)
     with pytest.raises(ValueError, match=r"2 placeholders .* for 1 images .*escape_control_tokens"):

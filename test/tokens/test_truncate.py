@@ -1,4 +1,4 @@
-"""What is too long is cut, with a marker inside the limit."""
+"""Text over the limit is cut, with a marker inside the limit."""
 
 import pytest
 from hypothesis import given
@@ -51,6 +51,6 @@ def test_left_keeps_the_head_right_the_tail_and_middle_both_as_in_verl(text, sid
         ((None, None, "up"), "left, middle or right; got 'up'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, problem):
+def test_invalid_options_are_rejected(arguments, problem):
     with pytest.raises(ValueError, match=problem):
         Truncation(*arguments)

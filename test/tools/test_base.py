@@ -1,4 +1,4 @@
-"""What a tool is: functions with and without @tool, look-alikes, and what is none."""
+"""Accepted tools: functions with and without @tool and look-alikes; and rejected objects."""
 
 import asyncio
 import pickle
@@ -18,7 +18,7 @@ from torchrl_agentic.tools.tool_adapter import ensure_tool, ensure_toolset
 CTX = ToolContext(call_id="c1")
 
 
-def test_effects_are_told_in_words():
+def test_effects_can_be_given_as_words():
     told = [Effects.PURE, Effects.EXCLUSIVE, Effects(writes=["b", "a"]), Effects(["x"], ["y"])]
     assert [str(each) for each in told] == ["pure", "exclusive", "writes a, b", "reads x; writes y"]
 
@@ -80,7 +80,7 @@ async def test_an_empty_decorator_and_a_call_make_tools():
     assert await renamed.run({"a": 2, "b": 3}, CTX) == 6
 
 
-async def test_a_given_schema_takes_the_place_of_the_signature():
+async def test_given_schema_replaces_the_signature():
     def anything(**fields: Any) -> Any:
         """Take anything."""
         return fields
@@ -252,7 +252,7 @@ class NoRun:
         (None, ["NoneType"]),
     ],
 )
-def test_what_is_no_tool_is_refused_with_what_to_write_instead(item: Any, words: list[str]):
+def test_object_that_is_not_a_tool_is_rejected_with_the_correct_form(item: Any, words: list[str]):
     with pytest.raises(TypeError) as caught:
         ensure_tool(item)
     for word in words:
@@ -382,6 +382,6 @@ async def test_a_toolset_may_be_a_look_alike(make: Any):
         (3, "int lacks setup, teardown"),
     ],
 )
-def test_what_is_no_toolset_is_refused_with_what_it_lacks(item: Any, words: str):
+def test_object_that_is_not_a_toolset_is_rejected_with_the_missing_methods(item: Any, words: str):
     with pytest.raises(TypeError, match=words):
         ensure_toolset(item)

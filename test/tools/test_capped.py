@@ -1,4 +1,4 @@
-"""A Python program that is wrapped to keep its output short does what it did before."""
+"""A Python program that is wrapped to bound its output behaves as before."""
 
 import os
 import re
@@ -34,14 +34,14 @@ def _plain(output: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_wrapped_program_does_what_it_did(name: str, tmp_path: Path):
+def test_wrapped_program_behaves_as_before(name: str, tmp_path: Path):
     expected, found = _run(PROGRAMS[name], tmp_path), _run(capped(PROGRAMS[name]), tmp_path)
     assert _plain(found.stdout) == _plain(expected.stdout)
     assert found.returncode == expected.returncode
     assert _plain(found.stderr) == _plain(expected.stderr)
 
 
-def test_of_much_output_head_and_tail_are_kept_and_the_rest_is_counted(tmp_path: Path):
+def test_head_and_tail_of_long_output_are_kept_and_the_rest_counted(tmp_path: Path):
     found = _run(capped("import sys\nfor n in range(100000): print(n)\nsys.exit(3)"), tmp_path)
     whole = "".join(f"{n}\n" for n in range(100000)).encode()
     left_out = len(whole) - HEAD_BYTES - TAIL_BYTES
@@ -53,11 +53,11 @@ def test_of_much_output_head_and_tail_are_kept_and_the_rest_is_counted(tmp_path:
 
 
 @pytest.mark.parametrize("size", [HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, HEAD_BYTES + TAIL_BYTES])
-def test_what_fits_is_kept_whole(size: int, tmp_path: Path):
+def test_short_text_is_kept_unchanged(size: int, tmp_path: Path):
     found = _run(capped(f"import sys\nsys.stdout.write('x' * {size})"), tmp_path)
     assert found.stdout == b"x" * size
 
 
-def test_surrogates_in_code_do_no_harm(tmp_path: Path):
+def test_surrogates_in_code_are_accepted(tmp_path: Path):
     found = _run(capped("print(ascii('\ud800'))"), tmp_path)
     assert found.returncode in (0, 1)

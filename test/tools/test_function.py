@@ -89,7 +89,7 @@ def test_state_is_asked_for_by_a_parameter():
     assert not made.needs_row
 
 
-async def test_hidden_parameters_work_beside_a_schema_of_ones_own():
+async def test_hidden_parameters_work_with_a_custom_schema():
     @function_tool(schema={"type": "object", "properties": {"a": {"type": "integer"}}})
     def f(a, who: Annotated[str, Inject("trajectory")]):
         return [a, who]
@@ -118,7 +118,7 @@ def documented(a: int, b: int = 2) -> int:
         (function_tool(name="plus"), "plus"),
     ],
 )
-def test_a_function_stays_a_function_and_may_stand_where_a_tool_may(decorate, name):
+def test_decorated_function_stays_callable_and_is_accepted_as_a_tool(decorate, name):
     def copy(a: int, b: int = 2) -> int:
         """Add.
 
@@ -242,7 +242,7 @@ def test_the_schema_of_a_function_tool_is_the_one_of_transformers(function):
     assert ensure_tool(function_tool(function)).spec() == expected
 
 
-def test_the_schema_of_a_function_tool_is_that_of_newer_transformers_whatever_is_installed():
+def test_function_schema_equals_that_of_newer_transformers_for_any_version():
     spec = ensure_tool(function_tool(written_so_since_5_20)).spec()
     assert spec["function"]["parameters"]["properties"] == {
         "a": {
@@ -259,7 +259,7 @@ def test_a_function_tool_keeps_its_schema_in_another_process():
     assert pickle.loads(pickle.dumps(made)).spec() == made.spec()
 
 
-def test_what_transformers_cannot_say_keeps_its_own_schema_without_a_default():
+def test_types_that_transformers_lacks_keep_their_schema_without_a_default():
     @function_tool
     def go(to: Point, times: Annotated[int, Field(ge=1)] = 2):
         """Go.
@@ -310,7 +310,7 @@ async def test_null_is_accepted_where_a_schema_is_nullable():
         ({"type": "function", "function": 3}, "expected schema as"),
     ],
 )
-def test_a_schema_that_describes_no_function_is_refused_where_it_is_registered(schema, words):
+def test_schema_without_a_function_is_rejected_at_registration(schema, words):
     line = documented.__code__.co_firstlineno
     with pytest.raises(ValueError, match=rf"test_function\.py:{line}: .*{words}"):
         function_tool(schema=schema)(documented)
@@ -407,7 +407,7 @@ async def answer(item: Any) -> ToolResult:
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("schema", [None, {"type": "object"}, {"function": {"name": "f"}}], ids=str)
-async def test_what_a_function_of_verl_returns_becomes_a_result(value, schema):
+async def test_return_values_of_verl_functions_become_results(value, schema):
     returned, text, reward = VALUES[value]
 
     @function_tool(schema=schema)
@@ -420,7 +420,7 @@ async def test_what_a_function_of_verl_returns_becomes_a_result(value, schema):
 
 
 @pytest.mark.parametrize("returned", [(), (1, 2, 3, 4), ("x", "y"), ("x", 1.0, 3)])
-async def test_a_tuple_that_is_no_result_of_verl_is_a_bug_of_the_tool(returned, caplog):
+async def test_other_tuple_than_verls_is_a_crash(returned, caplog):
     @function_tool
     def f():
         """Say."""
@@ -440,7 +440,7 @@ async def test_a_tuple_of_a_typed_function_is_a_json_list(make):
     assert (result.text, result.reward) == ("[3, 2]", None)
 
 
-async def test_what_a_function_returns_is_read_alike_in_another_process():
+async def test_return_value_is_read_equally_in_another_process():
     made = FunctionTool(rated, returns_verl=True)
     for each in (made, pickle.loads(pickle.dumps(made))):
         result = await each.run({}, ToolContext("c"))
@@ -529,7 +529,7 @@ def test_each_load_has_tools_of_its_own(folder: Path):
     assert shared == {"borrowed"}  # a module that is imported is there once
 
 
-def test_tools_of_a_file_travel_to_another_process(folder: Path, tmp_path: Path):
+def test_tools_of_a_file_can_be_pickled(folder: Path, tmp_path: Path):
     (tmp_path / "pickled").write_bytes(pickle.dumps(load_function_tools(folder / "tools.py")))
     code = f"""
 import asyncio, pickle, sys
@@ -570,7 +570,7 @@ def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path, text, error, me
     assert len(left) == (error is ValueError)  # of two tools with one name: the file itself is sound
 
 
-def test_no_file_and_no_tools_in_it_are_told(tmp_path: Path):
+def test_missing_file_and_file_without_tools_are_reported(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.py: no such file"):
         load_function_tools(tmp_path / "nothing.py")
     (tmp_path / "empty.py").write_text("x = 1")
@@ -595,10 +595,10 @@ def test_a_failed_load_leaves_nothing_to_the_next(tmp_path: Path):
         ("nothing", "expected 'package.module.Name' or 'file.py:Name'"),
         ("no_such_module.Name", "No module named 'no_such_module'"),
         ("json:nothing", "json has no attribute 'nothing'"),
-        ("gone.py:f", "no such file"),
+        ("gone.py:f", "no file 'gone.py'"),
     ],
 )
-def test_a_reference_to_nothing_says_what_is_missing(tmp_path: Path, reference, message):
+def test_dangling_reference_error_names_the_missing_part(tmp_path: Path, reference, message):
     with pytest.raises(ImportError, match=message):
         load_object(reference, tmp_path)
 

@@ -27,14 +27,14 @@ def claiming(width, height):
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "WEBP"])
-def test_the_type_of_an_image_is_told_by_its_first_bytes(format):
+def test_image_type_is_detected_by_its_first_bytes(format):
     buffer = io.BytesIO()
     Image.new("RGB", (20, 10)).save(buffer, format)
     assert image_type(buffer.getvalue()) == image_type(buffer.getvalue()[:12]) == f"image/{format.lower()}"
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF\0\0\0\0WAVE", b"GIF88a", b"\x89PNG", b"BM", b"\n" + png()])
-def test_what_is_no_image_of_a_known_type_has_none(data):
+def test_data_of_unknown_type_has_no_image_type(data):
     assert image_type(data) is None
 
 
@@ -60,7 +60,7 @@ def test_claims_of_huge_images_are_not_believed(side):
 
 
 @given(st.binary() | st.tuples(st.integers(0, 80), st.binary(min_size=1, max_size=9)))
-def test_what_is_broken_is_refused_with_one_kind_of_error(damage):
+def test_broken_images_raise_one_type_of_error(damage):
     data = damage
     if isinstance(damage, tuple):
         place, patch = damage

@@ -18,7 +18,7 @@ OPENED: list[int] = []
 
 
 class Memory:
-    """A sandbox in memory, with what the PR's protocol has: `tee PATH TEXT` writes, `cat PATH` reads."""
+    """A sandbox in memory with the PR's protocol: `tee PATH TEXT` writes, `cat PATH` reads."""
 
     name = "memory"
 
@@ -52,7 +52,7 @@ class Memory:
 
 
 class Plain:
-    """An interpreter in this process, with what the PR's protocol has."""
+    """An interpreter in this process with the PR's protocol."""
 
     name = "plain"
 
@@ -80,7 +80,7 @@ class Plain:
 
 
 class Shout:
-    """A parser with what the PR's protocol has."""
+    """A parser with the PR's protocol."""
 
     name = "shout"
 
@@ -111,7 +111,7 @@ def test_a_complete_look_alike_is_an_instance(item: Any, interface: Any):
     assert not isinstance(type(item), interface)
 
 
-def test_a_look_alike_is_no_instance_of_a_subclass():
+def test_look_alike_is_not_an_instance_of_a_subclass():
     assert not isinstance(Memory(), BubblewrapSandbox)
     assert not isinstance(Plain(Memory()), SubprocessRepl)
     assert not isinstance(Shout(), XMLToolCallParser)
@@ -152,7 +152,7 @@ async def test_each_trajectory_has_a_look_alike_interpreter_in_the_sandbox_of_it
     assert OPENED == []
 
 
-async def test_a_branch_goes_on_from_a_look_alike_interpreter_by_running_its_cells_again():
+async def test_branch_of_a_look_alike_interpreter_replays_its_cells():
     tool = PythonTool(Plain(Memory()))
     async with tool.session("1") as live:
         await live.repl.execute("x = 1")
@@ -191,19 +191,19 @@ def without(kind: type, *names: str) -> Any:
 
 @pytest.mark.parametrize("make", [ShellTool, FileReadTool])
 @pytest.mark.parametrize("name", ["open", "close", "run", "write_file", "read_file"])
-def test_an_incomplete_sandbox_is_refused_with_what_it_lacks(make: Any, name: str):
+def test_incomplete_sandbox_is_rejected_with_the_missing_members(make: Any, name: str):
     with pytest.raises(TypeError, match=f"Memory lacks {name}$"):
         make(without(Memory, name)())
 
 
 @pytest.mark.parametrize("name", ["open", "close", "execute", "interrupt", "restart"])
-def test_an_incomplete_interpreter_is_refused_with_what_it_lacks(name: str):
+def test_incomplete_interpreter_is_rejected_with_the_missing_members(name: str):
     with pytest.raises(TypeError, match=f"Plain lacks {name}$"):
         PythonTool(without(Plain, name)(Memory()))
 
 
 @pytest.mark.parametrize("name", ["parse", "render_call", "render_result"])
-def test_an_incomplete_parser_is_refused_with_what_it_lacks(name: str):
+def test_incomplete_parser_is_rejected_with_the_missing_members(name: str):
     assert not isinstance(without(Shout, name)(), ToolCallParser)
     with pytest.raises(TypeError, match=f"lacks {name}$"):
         get_parser(without(Shout, name)())
@@ -220,12 +220,12 @@ def test_our_interpreters_need_a_sandbox_that_starts_processes(make: Any):
 @pytest.mark.parametrize(
     ("make", "kind"), [(ShellTool, Memory), (PythonTool, Plain), (SubprocessRepl, Memory)]
 )
-def test_a_class_is_refused_with_what_to_write(make: Any, kind: type):
+def test_class_is_rejected_with_the_correct_form(make: Any, kind: type):
     with pytest.raises(TypeError, match=rf"write {kind.__name__}\(\.\.\.\)"):
         make(kind)
 
 
-def test_a_sandbox_that_cannot_be_made_again_is_refused():
+def test_sandbox_that_cannot_be_recreated_is_rejected():
     locked, opened = Memory(), Memory()
     locked.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
     opened.is_open = True  # pyright: ignore[reportAttributeAccessIssue]

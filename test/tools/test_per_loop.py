@@ -21,7 +21,7 @@ async def test_a_loop_finds_the_value_that_it_created():
     assert values.get(Value) is not first
 
 
-def test_values_of_two_loops_are_told_apart_and_that_of_a_closed_one_is_dropped():
+def test_values_of_two_loops_differ_and_that_of_a_closed_loop_is_dropped():
     values = PerLoop[Value]()
 
     async def get() -> Value:

@@ -6,7 +6,7 @@ from torchrl_agentic.tools.base import current_session
 from torchrl_agentic.tools.per_trajectory import PerTrajectory
 
 
-def test_tools_of_one_trajectory_share_what_the_first_of_them_created():
+def test_tools_of_one_trajectory_share_one_instance():
     shared = PerTrajectory[list[str]]()
     first, second = shared.join("t", list), shared.join("t", list)
     other = shared.join("u", list)
@@ -15,7 +15,7 @@ def test_tools_of_one_trajectory_share_what_the_first_of_them_created():
     assert list(shared) == [[], []]
 
 
-def test_the_last_tool_that_leaves_is_told_so_and_the_next_one_begins_anew():
+def test_last_user_closes_the_shared_instance_and_the_next_creates_one():
     shared = PerTrajectory[object]()
     first, second = shared.join("t", object), shared.join("t", object)
     assert [first.leave(), second.leave()] == [False, True]
@@ -33,7 +33,7 @@ def test_sessions_of_one_name_share_nothing():
     assert found[0] is not found[1]
 
 
-def test_owners_that_are_equal_are_told_apart():
+def test_equal_owners_are_distinguished_by_identity():
     shared = PerTrajectory[object]()
     one, other = [1], [1]
     values = [shared.join("t", object, owner=owner).value for owner in (one, other, one)]
@@ -41,7 +41,7 @@ def test_owners_that_are_equal_are_told_apart():
     assert values[0] is not values[1]
 
 
-def test_nothing_of_it_travels():
+def test_shared_state_is_not_pickled():
     shared = PerTrajectory[list[str]]()
     shared.join("t", list)
     assert len(pickle.loads(pickle.dumps(shared))) == 0

@@ -1,4 +1,4 @@
-"""What we create is for its owner alone unless other permissions are given; what is there keeps its own."""
+"""New files are readable only by their owner by default; existing files keep their permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.record_strategies import record
 
 from torchrl_agentic.messages import ToolResult
 from torchrl_agentic.records import Dump, Recorder
-from torchrl_agentic.tools.wrappers import Cassette
+from torchrl_agentic.tools import Cassette
 from torchrl_agentic.viewer.html import write_page
 
 
@@ -56,7 +56,7 @@ writers = pytest.mark.parametrize(("write", "name"), WRITERS.values(), ids=WRITE
 
 
 @writers
-def test_a_file_is_for_its_owner_alone(tmp_path: Path, write, name: str):
+def test_file_is_readable_only_by_its_owner(tmp_path: Path, write, name: str):
     write(tmp_path / name)
     assert bits(tmp_path / name) == 0o600
 
@@ -87,7 +87,7 @@ def test_a_link_to_a_file_that_is_not_there_creates_it(tmp_path: Path, write, na
     ("options", "wanted"), [({}, 0o700), ({"mode": 0o640}, 0o750), ({"mode": 0o666}, 0o777)]
 )
 @pytest.mark.parametrize("write", [dump, cassette])
-def test_folders_that_are_created_can_be_entered_by_who_may_read(
+def test_created_folders_can_be_entered_by_readers(
     tmp_path: Path, write, options: dict[str, int], wanted: int
 ):
     (tmp_path / "there").mkdir()
@@ -137,7 +137,7 @@ def refuse(*_, **__):
     raise OSError(errno.{error}, os.strerror(errno.{error}))
 os.chmod = os.fchmod = Path.chmod = refuse
 os.umask(0o022)
-from torchrl_agentic.tools.wrappers import Cassette
+from torchrl_agentic.tools import Cassette
 from torchrl_agentic.messages import ToolResult
 for step in range(2):
     with Cassette({str(folder / "run")!r} + f"/{{step}}.jsonl", mode=0o666) as tape:
@@ -161,6 +161,6 @@ def test_each_file_of_a_folder_has_them(tmp_path: Path):
     ("mode", "error", "said"),
     [("0600", TypeError, "such as 0o600"), (600, ValueError, "0o1130"), (0o444, ValueError, "0o444")],
 )
-def test_what_is_no_mode_is_refused(tmp_path: Path, make, mode: object, error: type[Exception], said: str):
+def test_invalid_mode_is_rejected(tmp_path: Path, make, mode: object, error: type[Exception], said: str):
     with pytest.raises(error, match=said):
         make(tmp_path / "a.jsonl", mode=mode)

@@ -56,7 +56,7 @@ def own_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Generator[str]:
-    """A real one where SANDBOX_FUSION_URL names it, else ours."""
+    """A real server if SANDBOX_FUSION_URL is set, else ours."""
     if url := os.environ.get("SANDBOX_FUSION_URL"):
         yield url
         return
@@ -123,7 +123,7 @@ def test_the_schema_is_that_of_the_design_note_but_for_its_null():
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("cap_output", [True, False])
-async def test_each_end_of_a_program_is_told(
+async def test_every_outcome_of_a_program_is_reported(
     server: str, code: str, status: Status, parts: list[str], cap_output
 ):
     result = await _call(SandboxFusionTool(server, cap_output=cap_output), code)
@@ -134,7 +134,7 @@ async def test_each_end_of_a_program_is_told(
     assert result.timing is not None
 
 
-async def test_a_program_that_does_not_end_is_stopped_and_what_it_said_is_kept(server: str):
+async def test_endless_program_is_stopped_and_its_output_kept(server: str):
     tool = SandboxFusionTool(server, default_timeout=1.0)
     result = await _call(tool, "print('partial', flush=True)\nwhile True: pass")
     assert result.status is Status.TIMEOUT
@@ -143,7 +143,7 @@ async def test_a_program_that_does_not_end_is_stopped_and_what_it_said_is_kept(s
 
 
 @pytest.mark.parametrize("size", [180 << 10, 1 << 20, 20 << 20])
-async def test_much_output_blocks_nobody(server: str, size: int):
+async def test_long_output_does_not_block(server: str, size: int):
     tool = SandboxFusionTool(server, default_timeout=20)
     code = f"print('first')\nprint('x' * {size})\nprint('last')\n"
     code += "import sys\nprint('e' * 300000, file=sys.stderr)"
@@ -179,7 +179,7 @@ async def test_other_languages(server: str):
     assert result.text == "42"
 
 
-async def test_a_program_that_does_not_compile_is_told(server: str):
+async def test_compile_error_is_reported(server: str):
     tool = SandboxFusionTool(server, default_language="cpp")
     result = await _call(tool, "int main() { retrun 0; }")
     if result.status is Status.INFRA:  # a server without a compiler says so
@@ -255,7 +255,7 @@ FINE = {
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_the_service_does_wrong_is_nobodys_fault_who_reads_it(replies, text):
+async def test_errors_of_the_service_give_infra(replies, text):
     async with scripted_server(replies) as scripted:
         result = await _call(SandboxFusionTool(scripted.url, patience=QUICK), "print(1)")
     assert result.status is Status.INFRA, result.text
@@ -350,7 +350,7 @@ async def test_a_sandbox_error_is_tried_again():
     assert result.meta["tries"] == 2
 
 
-async def test_nulls_where_text_is_expected_are_no_text():
+async def test_null_instead_of_text_is_empty():
     run = {"status": "Finished", "return_code": 0, "stdout": None, "stderr": None, "execution_time": None}
     async with scripted_server(
         [Reply(body={"status": "Success", "compile_result": None, "run_result": run})]
@@ -358,7 +358,7 @@ async def test_nulls_where_text_is_expected_are_no_text():
         assert (await _call(SandboxFusionTool(s.url), "x")).text == "[no output]"
 
 
-async def test_output_that_is_no_text_is_flagged():
+async def test_binary_output_is_flagged():
     run = {"status": "Finished", "return_code": 0, "stdout": "[DecodeError] 'utf-8' codec", "stderr": ""}
     async with scripted_server([Reply(body={"status": "Success", "run_result": run})]) as s:
         result = await _call(SandboxFusionTool(s.url), "x")
@@ -366,7 +366,7 @@ async def test_output_that_is_no_text_is_flagged():
     assert result.meta["undecodable"]
 
 
-async def test_what_is_sent_is_what_the_service_expects():
+async def test_request_matches_the_protocol_of_the_service():
     async with scripted_server([Reply(body=FINE)]) as scripted:
         tool = SandboxFusionTool(
             f"{scripted.url}/run_code",
@@ -401,12 +401,12 @@ def test_the_endpoint_may_come_from_the_environment(monkeypatch: pytest.MonkeyPa
         ({"rate_limit": 0}, "rate_limit"),
     ],
 )
-def test_a_configuration_that_means_nothing_is_refused(bad: dict, says: str):
+def test_invalid_configuration_is_rejected(bad: dict, says: str):
     with pytest.raises(ValueError, match=says):
         SandboxFusionTool(**{"sandbox_fusion_url": "http://x", **bad})
 
 
-async def test_a_limiter_is_for_this_process_alone_where_it_is_asked_to():
+async def test_limiter_can_be_per_process():
     async with scripted_server([Reply(body=FINE)]) as scripted:
         tool = SandboxFusionTool(scripted.url, enable_global_rate_limit=False)
         assert (await _call(tool, "x")).text == "ok"
@@ -428,7 +428,7 @@ def _env(tool: SandboxFusionTool, rows: int) -> TransformedEnv:
 
 
 @pytest.mark.parametrize("rows", [1, 100])
-def test_a_problem_is_solved_in_three_turns_whoever_solves_others_meanwhile(server: str, rows: int):
+def test_concurrent_problems_are_solved_in_three_turns(server: str, rows: int):
     """The reference case of the design note; of 100 at once, each gets the results of its own calls."""
     script = [
         [turn.replace("149", str(149 + row)).replace("- 3", f"- {3 - row}") for turn in TURNS]
@@ -553,12 +553,12 @@ def test_by_hand_it_needs_no_setup(server: str):
     assert asyncio.run(main()) == "1"
 
 
-def test_it_stands_in_for_the_python_tool():
+def test_tool_replaces_the_python_tool():
     tool = SandboxFusionTool("http://x", name="python", description=PythonTool.description)
     assert (tool.name, tool.description) == ("python", PythonTool.description)
 
 
-async def test_what_claims_to_be_an_image_may_be_anything():
+async def test_claimed_image_data_is_not_trusted():
     display = [{"image/png": "é"}, {"image/png": "aGVsbG8="}]
     shown = {
         "status": "Success",
@@ -570,7 +570,7 @@ async def test_what_claims_to_be_an_image_may_be_anything():
     assert result.text == "said"
 
 
-def test_a_tool_that_was_used_travels(server: str):
+def test_used_tool_can_be_pickled(server: str):
     async def use(tool: SandboxFusionTool) -> str:
         result = await tool.run({"code": "print(1)"}, ToolContext(call_id="c"))
         copy = pickle.dumps(tool)
@@ -583,7 +583,7 @@ def test_a_tool_that_was_used_travels(server: str):
     assert asyncio.run(use(SandboxFusionTool(server))) == "1"
 
 
-async def test_two_tools_with_different_limits_for_one_service_are_told_at_once():
+async def test_two_tools_with_different_limits_for_one_service_are_rejected():
     one, other = SandboxFusionTool("http://x", rate_limit=10), SandboxFusionTool("http://x", rate_limit=3)
     await one.setup()
     with pytest.raises(ValueError, match="another name"):

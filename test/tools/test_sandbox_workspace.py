@@ -43,7 +43,7 @@ async def test_two_trajectories_have_their_own_uploads():
 
 
 @pytest.mark.parametrize("files", [{"../out": "x"}, {"/etc/passwd": "x"}, ["f"], {"f": 3}])
-async def test_a_row_that_holds_no_such_files_is_nobodys_fault_in_the_model(files):
+async def test_row_without_the_files_gives_infra(files):
     dispatcher = Dispatcher([PythonTool(uploads="files")])
     async with dispatcher.session("t") as session:
         (result,) = await session.run(_python("1"), state={"files": files})

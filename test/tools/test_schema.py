@@ -121,8 +121,10 @@ def test_a_recursive_model_keeps_its_definition():
         validator.check(good)
 
 
-def test_defaults_and_descriptions_are_told():
-    def search(query: str, limit: int = 5, mode: Colour = Colour.RED, sentinel: Any = object()) -> str:
+def test_schema_has_defaults_and_descriptions():
+    no_json = object()
+
+    def search(query: str, limit: int = 5, mode: Colour = Colour.RED, sentinel: Any = no_json) -> str:
         """Search the web.
 
         It looks far and wide.
@@ -186,7 +188,7 @@ def test_a_parameter_without_a_schema_is_named():
 
 
 def test_a_builtin_without_signature_is_a_type_error():
-    """`schema_of` promises TypeError, naming the function, for whatever has no usable signature."""
+    """`schema_of` raises TypeError with the name of a function that has no usable signature."""
     with pytest.raises(TypeError, match="max"):
         schema_of(max)
 
@@ -219,14 +221,14 @@ NUMBER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
         ({"properties": {"n": {"type": "integer", "minimum": 0}}}, {"n": -1}, ["n", "-1", "0"]),
     ],
 )
-def test_a_mistake_is_told_with_path_value_and_expectation(schema, args, words):
+def test_validation_error_has_path_value_and_expectation(schema, args, words):
     with pytest.raises(SchemaValidationError) as caught:
         validate_args(args, schema)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_no_more_than_three_mistakes_are_told():
+def test_at_most_three_validation_errors_are_listed():
     schema = {"properties": dict.fromkeys("abcde", INT)}
     with pytest.raises(SchemaValidationError, match="and 2 more"):
         validate_args(dict.fromkeys("abcde", "x"), schema)
@@ -251,7 +253,7 @@ A = {"type": "object", "properties": {"a": INT}, "required": ["a"]}
 B = {"properties": {"b": INT}, "required": ["b"]}
 
 
-def test_keywords_beside_a_reference_apply_as_well_as_its_definition():
+def test_keywords_next_to_a_reference_apply_with_its_definition():
     validator = Validator({"type": "object", "$defs": {"A": A}, "$ref": "#/$defs/A", **B})
     assert validator.accept({"a": 1, "b": 2}) == ({"a": 1, "b": 2}, ())
     for args in ({"b": 2}, {"a": 1}, {"a": "x", "b": 2}):
@@ -262,7 +264,7 @@ def test_keywords_beside_a_reference_apply_as_well_as_its_definition():
     assert simplify_schema(tight) == {"properties": {"n": {"minimum": 5, "allOf": [limits["Limit"]]}}}
 
 
-def test_annotations_beside_a_reference_replace_those_of_its_definition():
+def test_annotations_next_to_a_reference_replace_those_of_its_definition():
     named = {
         "$defs": {"S": {**STR, "description": "any"}},
         "items": {"$ref": "#/$defs/S", "description": "one"},
@@ -315,12 +317,12 @@ def test_a_property_or_a_dependency_may_be_called_like_a_keyword():
     assert simplify_schema(schema) == schema
 
 
-def test_keywords_that_nobody_knows_are_kept_as_they_are():
+def test_unknown_keywords_are_kept():
     schema = {"x-unit": {"title": "m", "y": None}, "items": {"enum": [{"title": "t"}, None]}}
     assert simplify_schema(schema) == schema
 
 
-def test_of_definitions_those_that_recur_are_kept_and_no_others():
+def test_only_recursive_definitions_are_kept():
     schema = {
         "$defs": {
             "T": {"items": {"$ref": "#/$defs/T"}, "contains": {"$ref": "#/$defs/S"}},
@@ -485,7 +487,7 @@ LISTS = {"properties": {"a": {"anyOf": [{"anyOf": [{"items": INT}] * 3}] * 3}}}
     ],
     ids=["few", "too many", "all wrong", "last wrong", "alternatives", "nested alternatives", "deep"],
 )  # fmt: skip
-def test_of_many_mistakes_the_first_is_told(schema: dict[str, Any], value: Any, said: str):
+def test_first_of_many_validation_errors_is_shown(schema: dict[str, Any], value: Any, said: str):
     """Looking for all of 60,000 took eight seconds and 333 MiB."""
     with pytest.raises(SchemaValidationError) as caught:
         Validator(schema).check({"a": value})
@@ -539,7 +541,7 @@ def _block(level: int, content: Any = "text") -> dict[str, Any]:
 
 @pytest.mark.parametrize("union", ["anyOf", "oneOf"])
 @pytest.mark.parametrize("levels", [0, 1, 2, 3])
-def test_pages_of_blocks_are_accepted_and_their_mistakes_are_told(levels: int, union: str):
+def test_nested_blocks_are_validated_and_their_errors_shown(levels: int, union: str):
     """A validator that looks at all alternatives would look at a value 20 times more at each level."""
     validator = Validator(_pages(levels, union))
     validator.check({"children": [_block(min(levels, 2))] * 20})
@@ -549,7 +551,7 @@ def test_pages_of_blocks_are_accepted_and_their_mistakes_are_told(levels: int, u
         validator.check({"children": [_block(0), {**_block(0), "type": "quota"}]})
 
 
-def test_of_a_large_call_the_alternatives_of_one_value_are_told():
+def test_large_call_shows_the_alternatives_of_one_value():
     kinds = [{"type": "array", "items": {"type": kind}, "maxItems": 9} for kind in ("integer", "boolean")]
     schema = {"properties": {"a": {"type": "array", "items": {"anyOf": [*kinds, {"type": "null"}]}}}}
     with pytest.raises(
@@ -587,7 +589,7 @@ KINDS = st.sampled_from(["a", "b", "c"])
         st.dictionaries(st.sampled_from(["type", "x", "y"]), st.one_of(KINDS, st.just(1))),
     ),
 )  # fmt: skip
-def test_alternatives_told_apart_by_a_property_accept_what_they_did(
+def test_discriminated_alternatives_accept_the_same_values(
     kinds, options, union, others, beside, draft, value
 ):
     branches: list[Any] = []
@@ -758,12 +760,12 @@ def test_only_whole_numbers_are_integers(value: Any):
 @pytest.mark.parametrize(
     "schema", [{"type": "array"}, {"type": "objekt"}, {"properties": 3}, {"required": "a"}]
 )
-def test_what_is_no_schema_of_an_object_is_a_value_error(schema: dict[str, Any]):
+def test_schema_of_another_type_than_object_is_a_value_error(schema: dict[str, Any]):
     with pytest.raises(ValueError, match="schema"):
         Validator(schema)
 
 
-def test_no_schema_is_no_check():
+def test_missing_schema_disables_the_check():
     validate_args({"a": object()}, None)
     validate_args({"a": object()}, {})
 
@@ -802,7 +804,7 @@ def test_a_schema_that_refers_elsewhere_is_refused_and_nothing_is_fetched(scheme
         ({"type": "array", "items": {"type": "integer", "nullable": True}}, [[1, None]]),
     ],
 )
-def test_a_nullable_schema_accepts_null_and_what_it_did_before(schema, values):
+def test_nullable_schema_additionally_accepts_null(schema, values):
     whole = {"type": "object", "properties": {"a": schema}, "dependentSchemas": {"enum": {}}}
     for value in values:
         validate_args({"a": value}, whole)

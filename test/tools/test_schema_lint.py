@@ -1,4 +1,4 @@
-"""`lint` corrects the schema of a tool and finds what the model would stumble over."""
+"""`lint` corrects the schema of a tool and finds parts that mislead models."""
 
 import copy
 from typing import Any

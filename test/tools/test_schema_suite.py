@@ -1,4 +1,4 @@
-"""The JSON-Schema-Test-Suite: what the model is shown, and what is checked, accept the values they should."""
+"""The JSON-Schema-Test-Suite: the shown and the checked schema accept the right values."""
 
 import gzip
 import json
@@ -71,7 +71,7 @@ def _validators(schema: Any, dialect: str) -> tuple[Validator | None, Validator]
         return None, wrapped
 
 
-def test_a_schema_accepts_what_the_test_suite_says_as_it_is_shown_and_as_it_is_checked():
+def test_shown_and_checked_schemas_agree_with_the_test_suite():
     """Values that are not objects, or whose schema is not that of an object, are checked as an argument."""
     wrong: list[tuple[str, ...]] = []
     excluded: set[tuple[str, str | None]] = set()

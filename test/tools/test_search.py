@@ -1,4 +1,4 @@
-"""Search: what is asked and shown is what models of Search-R1 and verl know; bad services are INFRA."""
+"""Search: requests and results have the form of Search-R1 and verl; failing services give INFRA."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def _search(queries: list[str], *replies: Reply, **options):
         return result, server
 
 
-async def test_what_was_found_is_shown_by_query_and_number():
+async def test_results_are_grouped_by_query_and_numbered():
     reply = Reply(body={"result": [_found("Paris\nA city.", "France\nA country."), _found()]})
     result, server = await _search(["capital of France", "nothing"], reply, topk=2)
     assert server.requests == [
@@ -68,20 +68,20 @@ async def test_documents_without_scores_are_read_too():
     ],
     ids=str,
 )
-async def test_an_answer_of_another_form_is_nobodys_fault_who_reads_it(body):
+async def test_unexpected_response_gives_infra(body):
     result, _ = await _search(["x"], Reply(body=body))
     assert result.status is Status.INFRA
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 503])
-async def test_a_service_that_fails_is_nobodys_fault_who_reads_it(status):
+async def test_failing_service_gives_infra(status):
     result, _ = await _search(["x"], Reply(status, b"oh no"))
     assert result.status is Status.INFRA
     assert "oh no" in result.text
 
 
 @pytest.mark.parametrize(("queries", "says"), [([""], "empty"), (["a"] * 17, "at most 16")])
-async def test_queries_that_make_no_sense_are_the_models_to_put_right(queries, says):
+async def test_invalid_queries_are_errors_for_the_model(queries, says):
     result, server = await _search(queries, Reply())
     assert result.status is Status.ERROR
     assert says in result.text
@@ -131,7 +131,7 @@ async def test_calls_beyond_the_limit_wait_and_that_counts_as_waiting():
 
 
 @pytest.mark.parametrize("bad", [{"topk": 0}, {"timeout": 0}, {"rate_limit": 0}, {"num_workers": -1}])
-def test_numbers_that_mean_nothing_are_refused(bad):
+def test_invalid_numbers_are_rejected(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         SearchTool("http://localhost:8000/retrieve", **bad)
 
@@ -165,7 +165,7 @@ async def test_a_server_that_wants_a_token_is_sent_it(tmp_path: Path, is_known: 
     assert token not in result.text
 
 
-def test_a_token_file_that_all_can_read_is_refused_by_the_client_too(tmp_path: Path):
+def test_client_rejects_a_token_file_that_others_can_read(tmp_path: Path):
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(0o644)

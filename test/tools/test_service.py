@@ -1,4 +1,4 @@
-"""A client retries what is worth it, holds no slot meanwhile, and never outlives its deadline."""
+"""A client retries transient errors, holds no slot meanwhile, and never exceeds its deadline."""
 
 import asyncio
 import email.utils
@@ -41,7 +41,7 @@ async def _ask(replies, *, patience=QUICK, limiter=None, timeout=2.0, check=None
     ],
     ids=["429", "502", "503", "504", "cut", "half"],
 )
-async def test_what_may_pass_is_tried_again(bad):
+async def test_transient_errors_are_retried(bad):
     answer, server = await _ask([bad, bad, OK])
     assert answer.data == {"fine": True}
     assert (answer.tries, len(server.requests)) == (3, 3)
@@ -62,7 +62,7 @@ async def test_a_try_that_takes_too_long_is_tried_again():
         (Reply(200, b"[" * 100_000), "garbage"),
     ],
 )
-async def test_what_will_not_pass_is_not(bad, reason):
+async def test_permanent_errors_are_not_retried(bad, reason):
     error, server = await _ask([bad])
     assert isinstance(error, ServiceError)
     assert error.reason == reason
@@ -94,7 +94,7 @@ async def test_tries_come_to_an_end():
 
 
 async def test_the_deadline_bounds_tries_and_pauses_together():
-    """The service asks for an hour; the error says what it answered last."""
+    """The service asks for an hour; the error has its last response."""
     patience = Patience(deadline_s=0.3, tries=100, first_s=0.01)
     began = asyncio.get_running_loop().time()
     error, server = await _ask([Reply(429, headers={"Retry-After": "3600"})], patience=patience)
@@ -112,7 +112,7 @@ async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
 
 
 async def test_no_slot_is_held_while_backing_off():
-    """The first call is told to come again; only if it lets go of the slot, the second one gets through."""
+    """The first call must retry; only if it releases the slot, the second one can run."""
     limiter = RateLimiter(max_concurrent=1)
     second_came = asyncio.Event()
 
@@ -135,14 +135,14 @@ async def test_no_slot_is_held_while_backing_off():
     assert limiter.stats().in_flight == 0
 
 
-async def test_the_limiter_learns_from_what_the_service_says():
+async def test_limiter_adapts_to_responses_of_the_service():
     limiter = RateLimiter(max_concurrent=8)
     await _ask([Reply(429), OK], limiter=limiter)
     stats = limiter.stats()
     assert (stats.overloads, stats.concurrent) == (1, 4)
 
 
-async def test_a_service_that_does_not_work_is_left_alone():
+async def test_failing_service_opens_the_circuit():
     limiter = RateLimiter(break_after=2, break_seconds=60)
     async with (
         scripted_server([Reply(500)]) as server,
@@ -200,7 +200,7 @@ async def test_a_refusal_is_not_checked():
 @pytest.mark.parametrize(
     "error", [ServiceError("a", "b", is_transient=True, retry_after=3.0, status=503), CircuitOpen(2.0)]
 )
-def test_errors_travel(error):
+def test_errors_can_be_pickled(error):
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert again.__dict__ == error.__dict__
@@ -228,14 +228,14 @@ async def test_a_cancelled_call_gives_its_slot_back():
     assert limiter.stats().in_flight == 0
 
 
-async def test_nobody_there_is_said_so():
+async def test_unreachable_service_is_reported():
     async with ServiceClient("the service", patience=QUICK) as client:
         with pytest.raises(ServiceError, match="cannot be reached") as info:
             await client.post("http://127.0.0.1:1/x", {}, timeout=1)
     assert info.value.reason == "connection"
 
 
-async def test_waiting_is_told_apart_from_running():
+async def test_waiting_time_is_separate_from_run_time():
     limiter = RateLimiter(max_concurrent=1)
     async with limiter.slot():
         call = asyncio.create_task(_ask([OK], limiter=limiter))
@@ -281,6 +281,6 @@ def test_no_retry_after_is_a_mistake_of_ours(header):
 
 
 @pytest.mark.parametrize("name", ["deadline_s", "tries", "first_s", "longest_s"])
-def test_patience_without_meaning_is_refused(name):
+def test_invalid_patience_is_rejected(name):
     with pytest.raises(ValueError, match=name):
         Patience(**{name: 0})

@@ -1,4 +1,4 @@
-"""Functions that people bring are called as what they are."""
+"""User functions are called as sync or async functions."""
 
 import asyncio
 import functools
@@ -43,7 +43,7 @@ class Made(Awaited):
         (len, False),
     ],
 )
-def test_what_is_awaited_is_told_from_what_may_block(function, wanted):
+def test_async_functions_are_distinguished_from_blocking_ones(function, wanted):
     assert is_async(function) is wanted
 
 
@@ -51,7 +51,7 @@ def test_what_is_awaited_is_told_from_what_may_block(function, wanted):
     ("function", "on_loop"),
     [(awaited, True), (Awaited(), True), (blocking, False), (lambda value: awaited(value), True)],
 )
-async def test_what_may_block_runs_on_a_thread_and_what_it_returns_is_awaited(function, on_loop):
+async def test_blocking_function_runs_on_a_thread_and_its_awaitable_is_awaited(function, on_loop):
     value, thread = await AsyncCallable(function)(asyncio.to_thread, 7)
     assert value == 7
     assert (thread == threading.current_thread().name) is on_loop
@@ -68,7 +68,7 @@ async def test_its_keywords_are_its_own():
     assert await AsyncCallable(lambda **kwargs: kwargs)(asyncio.to_thread, **wanted) == wanted
 
 
-async def test_it_travels_to_other_processes():
+async def test_object_can_be_pickled():
     again = pickle.loads(pickle.dumps(AsyncCallable(awaited)))
     assert (await again(asyncio.to_thread, 7))[0] == 7
 

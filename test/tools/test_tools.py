@@ -91,7 +91,7 @@ async def test_a_template_is_used_itself_by_hand_only():
     await dispatcher.close()
 
 
-async def test_code_out_of_time_shows_what_it_printed():
+async def test_timed_out_code_returns_its_output():
     dispatcher = Dispatcher([PythonTool(timeout=0.5)])
     result = await _ask(dispatcher, "python", code="print('begun')\nwhile True: pass")
     assert result.status is Status.TIMEOUT
@@ -146,7 +146,7 @@ async def test_a_command_has_the_meaning_that_it_has_in_a_shell(command: str, te
     assert (result.text, result.meta["exit_code"], result.is_error) == (text, code, code != 0)
 
 
-async def test_sh_runs_a_command_where_there_is_no_bash(tmp_path: Path):
+async def test_without_bash_sh_runs_a_command(tmp_path: Path):
     for program in ("sh", "echo"):
         (tmp_path / program).symlink_to(f"/bin/{program}")
     limits = ResourceLimits(env={"PATH": str(tmp_path)})
@@ -183,7 +183,7 @@ async def test_shell_and_file_tools_without_a_sandbox_work_by_hand():
         await tool.teardown()
 
 
-async def test_a_command_out_of_time_shows_what_it_printed(dispatcher: Dispatcher):
+async def test_timed_out_command_returns_its_output(dispatcher: Dispatcher):
     result = await _ask(dispatcher, "shell", argv=["sh", "-c", "echo begun; sleep 60"])
     assert result.status is Status.TIMEOUT
     assert result.text.startswith("begun\n[stopped after")
@@ -348,7 +348,7 @@ async def test_stop_ends_the_trajectory_and_the_others_are_answered(dispatcher: 
         await StopTool().run({}, ToolContext(call_id="c1"))
 
 
-def test_a_timeout_of_nothing_is_refused():
+def test_timeout_of_zero_is_rejected():
     for timeout in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="timeout"):
             PythonTool(timeout=timeout)

@@ -49,30 +49,30 @@ def rewards(rows, script, *transforms):
         {"extra_info": {"ground_truth": "72"}},
     ],
 )
-def test_a_right_last_message_is_worth_its_reward_at_the_end(where):
+def test_correct_last_message_gets_its_reward_at_the_end(where):
     rows = [{"query": "q", **where}] * 2
     script = [[CALL, "<think>70?</think>It is 72."], [CALL, "<think>72</think>It is 70."]]
     assert rewards(rows, script, AnswerRewardTransform()) == [[0.0, 0.0], [1.0, 0.0]]
 
 
-def test_what_is_right_and_what_it_is_worth_can_be_said():
+def test_grader_and_reward_value_are_configurable():
     rows = [{"query": "q", "solution": r"\frac{1}{2}"}]
     judge = AnswerRewardTransform(same_mathematics, column="solution", right=2.0, wrong=-1.0)
     assert rewards(rows, [[r"So \boxed{0.5}"]], judge) == [[2.0]]
     assert rewards(rows, [["3"]], judge.clone()) == [[-1.0]]
 
 
-def test_it_adds_to_what_tools_say():
+def test_reward_is_added_to_tool_rewards():
     rows = [{"query": "q", "ground_truth": 3}]
     both = (ToolRewardTransform(), AnswerRewardTransform())
     assert rewards(rows, [[CALL, "3"]], *both) == [[0.5], [1.0]]
 
 
-def test_a_row_without_an_answer_says_where_it_was_looked_for():
+def test_missing_answer_error_lists_the_searched_columns():
     with pytest.raises(ValueError, match=r"row 0 .* no right answer in .*'ground_truth'.* column="):
         rewards([{"query": "q"}], [["3"]], AnswerRewardTransform())
 
 
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
-def test_the_specs_say_what_is_written():
+def test_specs_match_the_written_keys():
     check_env_specs(dataset_env(2, ToolCompose([scored]), AnswerRewardTransform()))

@@ -1,4 +1,4 @@
-"""A row's trajectory goes on in several rows, each with its own copy of all that was open."""
+"""A row's trajectory continues in several rows, each with its own copy of the open sessions."""
 
 import pytest
 from helpers.chat_envs import Counter, advance, begin, call, chat_env, results, step
@@ -18,7 +18,7 @@ def _tools(kind):
 
 
 @pytest.mark.parametrize("kind", ["default", "replayed"])
-def test_branches_begin_with_state_and_files_and_share_nothing(kind):
+def test_branches_start_with_copies_of_state_and_files(kind):
     compose = ToolCompose(_tools(kind))
     env = chat_env((3,), compose)
     first = call("python", code="x = [1]; open('f', 'w').write('a')") + call("shell", command="mkdir d")

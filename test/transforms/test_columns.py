@@ -56,7 +56,7 @@ def loader(collate):
     return DataLoader(SET, batch_size=1, collate_fn=collate)
 
 
-def test_a_prompt_of_messages_is_the_query_where_there_is_none():
+def test_prompt_of_messages_becomes_the_missing_query():
     prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
     rows = [
         {"prompt": prompt, "n": 0},
@@ -94,12 +94,12 @@ def test_repeats_of_a_question_have_the_same_columns(collate):
     assert [columns(td, row, ["answer"])["answer"] for row in range(4)] == ["a0", "a0", "a1", "a1"]
 
 
-def test_a_row_of_its_own_keys_has_those_and_no_others():
+def test_row_with_other_keys_has_only_its_keys():
     td = LazyStackedTensorDict(TensorDict({"a": 1}), TensorDict({"b": NonTensorData("x")}), stack_dim=0)
     assert [columns(td, row, ["a", "b"]) for row in range(2)] == [{"a": 1}, {"b": "x"}]
 
 
-def test_equal_rows_that_tensordict_keeps_once_are_read_for_each():
+def test_equal_rows_that_tensordict_stores_once_are_read_for_each_row():
     td = TensorDict({"a": NonTensorData({"k": 1}, batch_size=[2])}, batch_size=[2])
     assert [columns(td, row, ["a", ("a", "k")]) for row in range(2)] == [{"a": {"k": 1}, ("a", "k"): 1}] * 2
 
@@ -112,7 +112,7 @@ def test_rows_count_through_the_flattened_batch(shape, lazy):
     assert [columns(td, row, ["n"])["n"] for row in range(size)] == list(range(size))
 
 
-def test_what_is_changed_does_not_reach_the_data_set():
+def test_changes_to_columns_do_not_reach_the_data_set():
     td = TensorDict({"a": NonTensorStack(NonTensorData({"k": [1]}), NonTensorData({"k": [2]}))}, [2])
     columns(td, 0, ["a"])["a"]["k"].append("mine")
     assert columns(td, 0, ["a"]) == {"a": {"k": [1]}}
@@ -124,20 +124,20 @@ def test_arrays_as_parquet_files_give_them_become_numbers_and_lists():
     assert columns(td, 0, ["a"]) == {"a": {"ids": [1, 2], "p": 0.5, "list": ["a", None]}}
 
 
-def test_what_is_large_stays_a_tensor():
+def test_large_arrays_stay_tensors():
     td = TensorDict({"image": torch.zeros(1, MOST_NUMBERS + 1), "small": torch.zeros(1, 2)}, [1])
     found = columns(td, 0, ["image", "small"])
     assert isinstance(found["image"], torch.Tensor)
     assert found["small"] == [0.0, 0.0]
 
 
-def test_a_way_into_what_has_no_parts_leads_nowhere():
+def test_path_into_a_scalar_finds_nothing():
     held = {"a": NonTensorStack(NonTensorData("text")), "list": lazy_stack([NonTensorStack("x", "y")])}
     td = TensorDict({**held, "n": torch.zeros(1)}, [1])
     assert columns(td, 0, [("a", "k"), ("list", "k"), ("n", "k"), ("b", "k")]) == {}
 
 
-def test_collated_rows_keep_lists_of_any_length_and_lack_what_they_lack():
+def test_collated_rows_keep_lists_of_any_length_and_missing_columns():
     rows = [{"query": "a", "names": ["f"]}, {"query": "b", "names": ["f", "g"], "more": 1}]
     env = DatasetChatEnv.from_dataloader(
         DataLoader(rows, batch_size=2, collate_fn=collate_rows), batch_size=(2,)

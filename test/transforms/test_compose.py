@@ -1,4 +1,4 @@
-"""ToolCompose: flags, sessions, state, copies, construction, and what a message may hold."""
+"""ToolCompose: flags, sessions, state, copies, construction, and unusual messages."""
 
 import asyncio
 import gc
@@ -138,12 +138,12 @@ class TestFlags:
         assert all(not td["agentic", name].any() for name in FLAGS)
 
     @pytest.mark.parametrize("shape", [(2,), (2, 2)])
-    def test_they_stand_in_the_specs(self, shape):
+    def test_flags_are_in_the_specs(self, shape):
         spec = chat_env(shape, ToolCompose([add])).observation_spec["agentic"]
         assert {name: spec[name].dtype for name in FLAGS} == FLAGS
         assert {spec[name].shape for name in FLAGS} == {torch.Size([*shape, 1])}
 
-    def test_they_say_what_happened_in_each_row(self):
+    def test_flags_describe_each_row(self):
         env = chat_env((4,), ToolCompose([add, refuse, offline, StopTool()]))
         td = step(
             env,
@@ -200,14 +200,14 @@ class TestStopping:
         env = chat_env((1,), ToolCompose([tool(finish)]))
         assert step(env, begin(env), call("finish"))["next"]["done"].all()
 
-    def test_what_is_done_already_stays_done(self):
+    def test_done_rows_stay_done(self):
         """A transform in front of the tools has ended row 0; a stop in row 1 must not undo it."""
         env = chat_env((2,), StepCounter(1), ToolCompose([StopTool()]))
         td = step(env, begin(env), "x", STOP)["next"]
         assert td["done"].tolist() == [[True], [True]]
         assert td["terminated"].tolist() == [[False], [True]]
 
-    def test_the_other_row_goes_on_after_the_stop(self):
+    def test_other_row_continues_after_the_stop(self):
         """Row 1's next answer is kept and its call runs, though row 0 has ended in the turn before."""
         env = chat_env((2,), ToolCompose([add, StopTool()]))
         td = advance(env, begin(env), STOP + STOP, call("add", a=1, b=1))
@@ -279,7 +279,7 @@ class TestSessions:
         assert flags(td, "any_tool_calls") == [False, True]
         assert flags(advance(env, td, "x", "x"), "turn") == [1, 2]
 
-    def test_a_mask_of_no_row_closes_nothing(self):
+    def test_empty_reset_mask_closes_no_session(self):
         counter = Counter()
         env = chat_env((2,), ToolCompose([counter]))
         td = advance(env, begin(env), call("count"), call("count") * 2)
@@ -345,7 +345,7 @@ class TestSessions:
         assert flags(td["next"], "n_calls") == [1, 0, 1]
         assert results(td["next"]) == [["1"], [], ["1"]]
 
-    def test_a_row_that_sat_out_keeps_its_turn(self):
+    def test_row_outside_the_step_keeps_its_turn(self):
         env = chat_env((2,), ToolCompose([add]))
         td = advance(env, begin(env), "one", "one")
         td = answer(td, "two", "two")
@@ -367,7 +367,7 @@ class TestSessions:
             step(env, begin(env), call("name"), call("name"))
         assert len(set(seen)) == 6
 
-    def test_a_session_that_fails_to_open_costs_its_row_only(self, caplog):
+    def test_session_that_fails_to_open_affects_only_its_row(self, caplog):
         class Flaky(Counter):
             def session(self, trajectory):
                 if trajectory.startswith("0"):
@@ -380,7 +380,7 @@ class TestSessions:
         assert results(td)[0][1] == "2"
         assert results(td)[1] == ["1"]
 
-    def test_a_session_that_fails_to_close_is_logged_and_stops_nothing(self, caplog):
+    def test_session_that_fails_to_close_is_logged(self, caplog):
         class Sticky(Counter):
             @asynccontextmanager
             async def session(self, trajectory):
@@ -408,11 +408,11 @@ class TestIds:
     def test_equal_rollouts_have_equal_ids(self):
         assert self.run_twice() == self.run_twice()
 
-    def test_no_id_comes_twice_in_a_trajectory_though_the_model_repeats_it(self):
+    def test_repeated_call_ids_are_made_unique(self):
         for row in self.run_twice():
             assert len(set(row)) == 6
 
-    def test_an_id_that_looks_like_ours_is_no_collision(self):
+    def test_id_that_looks_generated_does_not_collide(self):
         env = chat_env((1,), ToolCompose([add]))
         td = advance(env, begin(env), call("add", "call_1_0", a=1, b=1) + call("add", "call_0_0", a=1, b=1))
         td = advance(env, td, call("add", a=1, b=1))
@@ -481,7 +481,7 @@ class TestState:
         assert looker.seen[0] is not None
         assert deaf.seen == [None]
 
-    def test_each_row_of_a_grid_sees_its_own(self):
+    def test_each_row_of_a_grid_sees_its_own_state(self):
         looker = Looker()
         env = chat_env((2, 2), ToolCompose([looker], pass_state_to_tools=True))
         td = begin(env)
@@ -513,7 +513,7 @@ class TestConcurrency:
         env = chat_env((4,), ToolCompose([tool(meet)]))
         assert results(step(env, begin(env), *([call("meet")] * 4))["next"]) == [["met"]] * 4
 
-    def test_a_blocking_tool_that_runs_out_of_time_holds_up_no_neighbour(self):
+    def test_blocking_tool_that_times_out_does_not_delay_others(self):
         release = threading.Event()
 
         def stuck() -> str:
@@ -528,7 +528,7 @@ class TestConcurrency:
         assert results(td)[1] == ["hi"]
 
     def test_the_turn_s_deadline_counts_queueing(self):
-        """Eight calls stand in line for one slot that is never free: all end at the turn's deadline."""
+        """Eight calls wait for one slot that is never free: all end at the turn's deadline."""
         started = []
 
         async def wait() -> str:
@@ -543,7 +543,7 @@ class TestConcurrency:
         assert len(started) == 1
         assert limiter.stats().in_flight == 0
 
-    def test_one_limiter_holds_over_two_environments_at_once(self):
+    def test_one_limiter_bounds_two_environments(self):
         """Both environments step at the same time, on threads of their own; never two calls are inside."""
         limiter, inside, most = RateLimiter(max_concurrent=1), [], []
 
@@ -626,7 +626,7 @@ class TestCopies:
         assert results(advance(env, td, call("count")))[0][-1] == "2"
         assert counter.events("close") == []
 
-    def test_a_clone_goes_on_after_its_original_is_closed(self):
+    def test_clone_works_after_its_original_is_closed(self):
         transform = ToolCompose([Counter()])
         env = chat_env((1,), transform.clone())
         td = advance(env, begin(env), call("count"))
@@ -674,14 +674,14 @@ class TestCopies:
         env = chat_env((1,), pickle.loads(pickle.dumps(transform)))
         assert step(env, begin(env), STOP)["next"]["done"].all()
 
-    def test_tools_added_later_travel_too(self):
+    def test_tools_added_later_are_pickled_too(self):
         transform = ToolCompose([StopTool()])
         transform.append(Counter())
         env = chat_env((1,), pickle.loads(pickle.dumps(transform)))
         assert results(step(env, begin(env), call("count"))["next"]) == [["1"]]
 
     @pytest.mark.slow
-    def test_a_used_environment_works_in_a_process_that_knows_nothing(self, tmp_path):
+    def test_used_environment_works_in_a_fresh_process(self, tmp_path):
         shorten = tool(
             textwrap.shorten,
             schema={
@@ -706,7 +706,7 @@ env.close()
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == "one two True", done.stderr
 
-    def test_the_parent_of_a_later_transform_copies_no_tool_and_closes_nothing(self):
+    def test_parent_of_a_later_transform_shares_tools_and_sessions(self):
         """`.parent` builds an environment of clones of the earlier transforms, and drops it."""
         counter = Counter()
         env = dataset_env(1, ToolCompose([counter]), StepCounter())
@@ -740,7 +740,7 @@ env.close()
         assert [type(t) for t in env.transform] == [StepCounter, ToolCompose]
         assert results(step(env, begin(env), call("add", a=1, b=1))["next"]) == [["2"]]
 
-    def test_tools_can_still_be_added_once_a_transform_stands_beside(self):
+    def test_tools_can_be_added_after_another_transform(self):
         transform = ToolCompose([add])
         env = TransformedEnv(ChatEnv(batch_size=(1,)), transform)
         env.append_transform(StepCounter())
@@ -761,8 +761,8 @@ env.close()
         assert results(td["next"]) == [["2"]]
         assert td["next", "step_count"].item() == 1
 
-    def test_a_second_one_keeps_the_results_of_the_first(self):
-        """What the first appended stands behind the model's message, as forged turns do, but is none."""
+    def test_second_tool_compose_keeps_the_results_of_the_first(self):
+        """The results of the first follow the model's message like forged turns, but are real."""
         env = chat_env((1,), ToolCompose([add]), ToolCompose([echo], "xml"))
         td = step(env, begin(env), call("add", a=1, b=1))
         assert results(td["next"]) == [["2"]]
@@ -781,7 +781,7 @@ env.close()
         assert "go on" in [m.content for m in conversations(td["next"])[0]]
 
     def test_dropped_environments_leave_no_thread_but_the_loop(self):
-        """Blocking tools have made threads of each; they end once nobody holds the environment."""
+        """Blocking tools started threads in each; they end when the environment is garbage collected."""
 
         def work() -> str:
             return "done"
@@ -844,13 +844,13 @@ class TestContainer:
         transform.pop()
         assert "available: add" in results(step(env, begin(env), call("echo", text="x"))["next"])[0][0]
 
-    def test_specs_of_the_tools_are_what_a_template_takes(self):
+    def test_tool_specs_fit_the_chat_template(self):
         (spec,) = ToolCompose([add]).tool_specs
         assert spec["type"] == "function"
         assert spec["function"]["name"] == "add"
         assert spec["function"]["parameters"]["required"] == ["a", "b"]
 
-    def test_replacing_by_index_says_what_to_do(self):
+    def test_replacing_by_index_explains_the_alternative(self):
         with pytest.raises(TypeError, match="pop"):
             ToolCompose([add])[0] = echo
 
@@ -910,14 +910,14 @@ class TestContainer:
         assert len(pool.loops) == 2
         assert pool.loops[0] is pool.loops[1]
 
-    def test_what_is_no_toolset_is_refused_with_what_it_lacks(self):
+    def test_object_that_is_not_a_toolset_is_rejected_with_the_missing_methods(self):
         transform = ToolCompose([add])
         with pytest.raises(TypeError, match="int lacks setup, teardown"):
             transform.add_toolset(3)
         assert [each.name for each in transform] == ["add"]
 
     @pytest.mark.parametrize("method", ["append", "append_transform", "append_tool"])
-    def test_a_transform_is_refused_with_its_place_by_whatever_name_it_is_added(self, method):
+    def test_every_way_to_add_a_transform_is_rejected_with_its_place(self, method):
         with pytest.raises(TypeError, match=r"TransformedEnv\(env, Compose\(ToolCompose\(.*StepCounter"):
             getattr(ToolCompose([add]), method)(StepCounter())
 
@@ -929,7 +929,7 @@ class TestContainer:
         transform.close()
         assert diary == ["open", "close"]
 
-    def test_a_toolset_that_cannot_say_what_it_has_now_leaves_its_tools_as_they_are(self, caplog):
+    def test_toolset_that_fails_to_list_its_tools_keeps_them(self, caplog):
         class Set(Toolset):
             async def setup(self):
                 return [tool(add)]
@@ -949,7 +949,7 @@ class TestContainer:
         transform.close()
         assert caplog.text.count("could not refresh its tools") == 1  # it is asked once for each change
 
-    def test_a_toolset_is_asked_for_its_tools_when_they_are_others_and_not_else(self):
+    def test_toolset_is_listed_again_only_after_a_change(self):
         asked = []
 
         class Set(Toolset):
@@ -1004,31 +1004,31 @@ class TestConstruction:
             transform.append(add)
         assert len(transform) == 1
 
-    def test_a_transform_among_the_tools_is_told_where_it_belongs(self):
+    def test_error_for_a_transform_among_the_tools_names_its_place(self):
         for make in (lambda: ToolCompose([StepCounter()]), lambda: ToolCompose([]).append(StepCounter())):
             with pytest.raises(TypeError, match=r"TransformedEnv\(env, Compose\(ToolCompose\(.*StepCounter"):
                 make()
 
-    def test_a_legacy_tool_transform_is_told_of_as_tool(self):
+    def test_error_for_a_legacy_tool_transform_names_as_tool(self):
         with pytest.raises(TypeError, match=r"as_tool\(PythonInterpreter"):
             ToolCompose([PythonInterpreter()])
 
-    def test_a_legacy_tool_transform_appended_to_the_environment_is_told_of_as_tool(self):
+    def test_error_for_an_appended_legacy_tool_transform_names_as_tool(self):
         env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose([add]))
         with pytest.raises(TypeError, match="as_tool"):
             env.transform.append(PythonInterpreter())
 
-    def test_a_class_is_told_to_be_made(self):
+    def test_error_for_a_class_asks_for_an_instance(self):
         with pytest.raises(TypeError, match=r"write StopTool\(...\)"):
             ToolCompose([StopTool])
 
     @pytest.mark.parametrize("item", [None, 3, "python", {"name": "x"}, object()])
-    def test_what_is_no_tool_is_refused(self, item):
+    def test_object_that_is_not_a_tool_is_rejected(self, item):
         with pytest.raises(TypeError):
             ToolCompose([item])
 
     @pytest.mark.parametrize("tools", [StopTool(), "python", None, 3])
-    def test_what_is_no_list_of_tools_is_refused(self, tools):
+    def test_tools_that_are_not_a_list_are_rejected(self, tools):
         with pytest.raises(TypeError, match="list of tools"):
             ToolCompose(tools)
 
@@ -1037,7 +1037,7 @@ class TestConstruction:
             ToolCompose([], "hermess")
 
     @pytest.mark.parametrize("parser", [HermesParser, 3, None])
-    def test_what_is_no_parser_is_refused(self, parser):
+    def test_object_that_is_not_a_parser_is_rejected(self, parser):
         with pytest.raises(TypeError):
             ToolCompose([], parser)
 
@@ -1053,7 +1053,7 @@ class TestConstruction:
         with pytest.raises(ValueError, match=r"must be|at least"):
             ToolCompose([add], **{option: value})
 
-    def test_nan_is_no_timeout(self):
+    def test_nan_timeout_is_rejected(self):
         with pytest.raises(ValueError, match="nan"):
             ToolCompose([add], per_call_timeout=float("nan"))
 
@@ -1084,7 +1084,7 @@ class TestConstruction:
         env = chat_env((1,), transform)
         assert results(step(env, begin(env), call("add", a=1, b=1))["next"]) == [["2"]]
 
-    def test_what_was_set_up_before_the_failure_is_torn_down(self):
+    def test_tools_set_up_before_the_failure_are_torn_down(self):
         diary = []
 
         class Own(Tool):
@@ -1157,7 +1157,7 @@ class RolelessRenderer(HermesParser):
 
 class TestBugsOfOthers:
     @pytest.mark.parametrize("parser", [BadParser(), NoneParser()])
-    def test_a_parser_that_fails_costs_one_error_and_not_the_batch(self, parser, caplog):
+    def test_failing_parser_gives_one_error_result(self, parser, caplog):
         env = chat_env((2,), ToolCompose([add], parser))
         td = step(env, begin(env), "break me", call("add", a=1, b=1))["next"]
         assert flags(td, "n_errors") == [1, 0]
@@ -1165,7 +1165,7 @@ class TestBugsOfOthers:
         assert results(td)[1] == ["2"]
         assert caplog.records
 
-    def test_a_renderer_that_fails_costs_no_result(self, caplog):
+    def test_results_survive_a_failing_renderer(self, caplog):
         env = chat_env((2,), ToolCompose([echo, add], BadRenderer()))
         said = call("add", a=1, b=1) + call("echo", text="unspeakable")
         td = step(env, begin(env), said, call("add", a=2, b=2))["next"]
@@ -1173,14 +1173,14 @@ class TestBugsOfOthers:
         assert caplog.records
 
     @pytest.mark.parametrize("role", ["tool", "function"])
-    def test_a_renderer_that_writes_no_message_costs_no_result(self, role, caplog):
+    def test_results_survive_a_renderer_without_messages(self, role, caplog):
         env = chat_env(
             (1,), ToolCompose([add], RolelessRenderer(), tool_role=role, recorder=lambda turn: None)
         )
         td = step(env, begin(env), call("add", a=1, b=1))["next"]
         assert conversations(td)[0][-1] == Message(role, "2", tool_call_id="call_0_0")
 
-    def test_a_tool_that_fails_costs_its_call_only(self, caplog):
+    def test_failing_tool_affects_only_its_call(self, caplog):
         env = chat_env((2,), ToolCompose([boom, add]))
         said = call("boom") + call("add", a=1, b=1)
         td = step(env, begin(env), said, call("add", a=2, b=2))["next"]
@@ -1191,7 +1191,7 @@ class TestBugsOfOthers:
         assert "a bug" in caplog.text
 
     @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), StopIteration()])
-    def test_whatever_a_tool_raises_the_step_returns(self, error, caplog):
+    def test_step_returns_for_any_exception_of_a_tool(self, error, caplog):
         async def odd() -> str:
             raise error
 
@@ -1200,14 +1200,14 @@ class TestBugsOfOthers:
         assert flags(td, "n_errors") == [1, 0]
         assert results(td)[1] == ["4"]
 
-    def test_a_tool_that_returns_what_is_no_json_is_a_crash(self, caplog):
+    def test_result_that_is_not_json_is_a_crash(self, caplog):
         async def odd() -> object:
             return object()
 
         env = chat_env((1,), ToolCompose([tool(odd)]))
         assert "crashed" in results(step(env, begin(env), call("odd"))["next"])[0][0]
 
-    def test_a_result_that_cannot_be_written_costs_its_call_only(self, caplog):
+    def test_unserializable_result_affects_only_its_call(self, caplog):
         """A part becomes text when the messages are written, outside of where tools are caught."""
 
         async def odd() -> ToolResult:
@@ -1257,7 +1257,7 @@ class TestRecorder:
         assert turns[0].outcome.results[0].text == "2"
         assert turns[2].message.content == "thanks"
 
-    def test_a_new_trajectory_begins_anew(self):
+    def test_new_trajectory_starts_without_old_records(self):
         turns = []
         env = dataset_env(1, ToolCompose([add], recorder=turns.append))
         step(env, env.reset(), "one")
@@ -1267,7 +1267,7 @@ class TestRecorder:
             ("0.1", 0, 2),
         ]
 
-    def test_a_recorder_that_raises_costs_no_step(self, caplog):
+    def test_failing_recorder_does_not_stop_a_step(self, caplog):
         turns = []
 
         def broken(turn):
@@ -1333,7 +1333,7 @@ hostile_message = st.one_of(
 
 
 class TestHostileMessages:
-    """Row 1 asks for a sum whatever row 0 says; it must get it, and row 0 one answer per call."""
+    """Row 1 must get its sum for any message in row 0, and row 0 one result per call."""
 
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
     @given(said=hostile_message)
@@ -1375,7 +1375,7 @@ class TestHostileMessages:
             td = step(env, begin(env), body)["next"]
             assert flags(td, "n_calls")[0] == flags(td, "n_errors")[0]
 
-    def test_deep_arguments_beside_the_text_are_one_error(self):
+    def test_deep_arguments_in_the_tool_calls_field_are_one_error(self):
         env = chat_env((2,), ToolCompose([echo, add]))
         deep = {"name": "echo", "arguments": '{"text": ' + "[" * 100_000}
         said = Message("assistant", "", tool_calls=[{"type": "function", "function": deep}])
@@ -1393,7 +1393,7 @@ class TestHostileMessages:
         assert all("not run" in text for text in answered[256:])
         assert len({m.tool_call_id for m in conversations(td)[0] if m.role == "tool"}) == 1000
 
-    def test_colliding_ids_lose_no_call(self):
+    def test_calls_with_equal_ids_all_run(self):
         env = chat_env((1,), ToolCompose([echo]))
         said = "".join(
             call("echo", name, text=str(i)) for i, name in enumerate(["x", "x", "x_2", "x", "x_2"])
@@ -1421,14 +1421,14 @@ class TestHostileMessages:
         assert results(td)[0][:2] == ["0", "1"]
         assert all("not run" in text for text in results(td)[0][2:])
 
-    def test_lone_surrogates_reach_the_tool_or_are_refused_without_harm(self):
+    def test_lone_surrogates_reach_the_tool_or_are_rejected(self):
         env = chat_env((2,), ToolCompose([echo]))
         said = '<tool_call>{"name": "echo", "arguments": {"text": "\\ud800"}}</tool_call>'
         td = step(env, begin(env), said, call("echo", text="fine"))["next"]
         assert len(results(td)[0]) == 1
         assert results(td)[1] == ["fine"]
 
-    def test_a_name_with_every_kind_of_character_is_one_unknown_tool(self):
+    def test_name_of_any_characters_is_an_unknown_tool(self):
         env = chat_env((1,), ToolCompose([echo]))
         for name in ("\u0000", "\u2028", "a" * 100_000, "__class__", "echo\n"):
             said = f"<tool_call>{json.dumps({'name': name, 'arguments': {'text': 'x'}})}</tool_call>"

@@ -1,4 +1,4 @@
-"""What a data set says of its rows reaches the tools, and what tools say first reaches the prompt."""
+"""Columns of a data set reach the tools, and responses of `create` reach the prompt."""
 
 import pytest
 from helpers.model_families import FAMILIES
@@ -29,7 +29,7 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate({"function": {"name": "sum", "d
 
 
 class Sum(BaseTool):
-    """Adds 1 per call to what the data set says; worth what it has at the end."""
+    """Adds 1 per call to the value of the data set; the final value is its reward."""
 
     def __init__(self):
         super().__init__({}, SCHEMA)
@@ -87,7 +87,7 @@ def contents(td):
     return [list(row.content) for row in td["history"].prompt]
 
 
-def test_each_row_creates_with_its_own_arguments_and_speaks_first():
+def test_each_row_is_created_with_its_arguments_and_adds_to_the_prompt():
     target = Sum()
     env, _ = env_of([row(1), row(2)], LifecycleTool(target))
     td = env.reset()
@@ -123,7 +123,7 @@ def test_a_function_gets_the_column_that_it_asks_for():
     assert contents(step["next"])[0][-2:] == ["true", "false"]
 
 
-def test_the_worth_of_a_trajectory_is_told_at_its_end_and_once():
+def test_trajectory_reward_is_reported_once_at_its_end():
     env, _ = env_of([row(1), row(2)], LifecycleTool(Sum()), ending=EndTrajectory(when_no_calls=True))
     policy = ScriptedPolicy([[call("sum"), "done"], ["done", "over"]])
     first = env.step(policy(env.reset()))["next"]
@@ -132,7 +132,7 @@ def test_the_worth_of_a_trajectory_is_told_at_its_end_and_once():
     env.close()
 
 
-def test_a_stop_tells_the_worth_too():
+def test_stop_reports_the_trajectory_reward_too():
     env, _ = env_of([row(3)], LifecycleTool(Sum()), StopTool(), batch=1)
     step = env.step(ScriptedPolicy([[call("sum") + call("stop")]])(env.reset()))["next"]
     assert step["done"].item()
@@ -140,7 +140,7 @@ def test_a_stop_tells_the_worth_too():
     env.close()
 
 
-def test_worth_that_nobody_told_in_time_is_warned_of(caplog):
+def test_late_trajectory_reward_is_logged_as_a_warning(caplog):
     env, _ = env_of([row(3)] * 4, LifecycleTool(Sum()), batch=1)
     env.reset()
     env.reset()
@@ -149,7 +149,7 @@ def test_worth_that_nobody_told_in_time_is_warned_of(caplog):
     env.close()
 
 
-def test_a_partial_reset_begins_the_rows_of_the_mask_alone():
+def test_partial_reset_restarts_only_the_masked_rows():
     target = Sum()
     env, _ = env_of([row(number) for number in range(4)], LifecycleTool(target))
     td = env.reset()
@@ -191,14 +191,14 @@ def test_a_row_may_use_the_tools_that_it_selects():
         ),
     ],
 )
-def test_a_row_that_does_not_fit_is_named_with_what_was_expected(rows, message):
+def test_error_names_the_bad_row_and_the_expected_value(rows, message):
     env, _ = env_of(rows, LifecycleTool(Sum()), check, batch=1)
     with pytest.raises(ValueError, match=message):
         env.reset()
     env.close()
 
 
-def test_a_column_given_to_a_plain_environment_does_not_get_here_and_the_message_says_so():
+def test_error_says_that_a_plain_environment_drops_columns():
     """TorchRL hands on the query alone."""
     env = TransformedEnv(ChatEnv(batch_size=(1,)), ToolCompose([check]))
     with pytest.raises(ValueError, match=r"columns: query\. Tools see the rows of"):
@@ -237,7 +237,7 @@ def test_a_row_is_shown_the_tools_that_it_selects():
     assert talk.drift() == [0, 0, 0]
 
 
-def test_calls_are_told_one_by_one_if_asked_for():
+def test_report_calls_lists_each_call():
     env, _ = env_of([row(1), row(2)], LifecycleTool(Sum()), report_calls=True)
     td = env.reset()
     assert td["agentic", "calls"] == [[], []]
@@ -254,14 +254,14 @@ def test_calls_are_told_one_by_one_if_asked_for():
     env.close()
 
 
-def test_a_rollout_with_calls_told_has_the_shape_that_its_specs_say():
+def test_rollout_with_report_calls_matches_its_specs():
     env, _ = env_of([row(1)] * 8, LifecycleTool(Sum()), report_calls=True)
     found = env.rollout(3, ScriptedPolicy([[call("sum")] * 3, ["no"] * 3]))
     assert found["next", "agentic", "n_calls"].shape == (2, 3, 1)
     env.close()
 
 
-def test_tools_that_ask_for_nothing_see_nothing_of_the_data_set():
+def test_tools_see_only_the_columns_that_they_request():
     seen = []
 
     class Curious(Tool):

@@ -52,7 +52,7 @@ def test_a_message_without_calls_terminates_its_row():
     assert td["done"].flatten().tolist() == td["terminated"].flatten().tolist() == [False, True, False]
 
 
-def test_both_together_terminate_and_truncate_apart():
+def test_both_options_terminate_and_truncate_independently():
     env = dataset_env(2, ToolCompose([add]), EndTrajectory(max_turns=1, when_no_calls=True))
     assert ended(step(env, env.reset(), CALL, "x")["next"]) == [[True, True], [False, True], [True, True]]
 
@@ -101,29 +101,29 @@ def test_a_rollout_ends_with_it():
 
 
 @pytest.mark.parametrize("max_turns", [0, -1])
-def test_less_than_one_turn_is_refused(max_turns):
+def test_max_turns_below_one_is_rejected(max_turns):
     with pytest.raises(ValueError, match="1 or more"):
         EndTrajectory(max_turns=max_turns)
 
 
-def test_never_ending_anything_is_refused():
+def test_options_that_never_end_a_trajectory_are_rejected():
     with pytest.raises(ValueError, match="never end"):
         EndTrajectory()
 
 
-def test_in_front_of_the_tools_it_says_where_it_belongs():
+def test_before_the_tools_the_error_names_the_right_place():
     env = chat_env((1,), EndTrajectory(max_turns=1), ToolCompose([add]))
     with pytest.raises(RuntimeError, match="behind"):
         step(env, begin(env), CALL)
 
 
-def test_without_tools_it_says_what_it_needs():
+def test_without_tools_the_error_names_the_requirement():
     env = TransformedEnv(ChatEnv(batch_size=(1,)), EndTrajectory(when_no_calls=True))
     with pytest.raises(RuntimeError, match="ToolCompose"):
         step(env, begin(env), CALL)
 
 
-def test_the_turn_goes_on_where_it_is_not_over():
+def test_turn_counter_continues_in_rows_that_are_not_done():
     env = dataset_env(1, ToolCompose([add]), EndTrajectory(when_no_calls=True))
     td = env.reset()
     for turn in range(1, 4):

@@ -46,7 +46,7 @@ class TestRollout:
         assert rollout["next", "done"][1].flatten().tolist()[-1] is True
         assert results(rollout[1, -1:]["next"])[0].count("3") == 3
 
-    def test_rows_of_a_long_rollout_keep_their_conversations_apart(self):
+    def test_rows_of_a_long_rollout_do_not_mix_conversations(self):
         env = dataset_env(3, ToolCompose([add]), StepCounter())
         rollout = env.rollout(4, policy=ScriptedPolicy([[CALL] * 4, ["x"] * 4, [CALL * 2] * 4]))
         last = rollout[:, -1]["next"]
@@ -55,7 +55,7 @@ class TestRollout:
 
 @missing_transforms
 class TestLLMCollector:
-    def test_it_yields_trajectories_that_are_whole(self):
+    def test_collector_yields_whole_trajectories(self):
         env = dataset_env(2, ToolCompose([add, StopTool()]), queries=16)
         found = collected(
             env,
@@ -73,7 +73,7 @@ class TestLLMCollector:
             ]  # fmt: skip
 
     def test_rows_of_unequal_length_keep_their_state_while_others_are_reset(self):
-        """Each trajectory counts its own calls without a gap, however often the other row begins anew."""
+        """Each trajectory counts its own calls without a gap, however often the other row restarts."""
         env = dataset_env(2, ToolCompose([Counter(), StopTool()]), queries=16)
 
         def said(chat):
@@ -150,7 +150,7 @@ class TestBatched:
         finally:
             env.close()
 
-    def test_tools_may_stand_outside_a_batched_environment(self):
+    def test_tools_work_outside_a_batched_environment(self):
         """One ToolCompose for all: its batch is (2, 1)."""
         env = TransformedEnv(SerialEnv(2, functools.partial(dataset_env, 1)), ToolCompose([add, StopTool()]))
         td = step(env, env.reset(), CALL, STOP)

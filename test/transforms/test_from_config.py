@@ -97,7 +97,7 @@ def test_it_closes_the_toolsets_that_it_has_opened(config: Path):
     assert held == []
 
 
-def test_arguments_go_before_what_the_file_says(config: Path):
+def test_arguments_override_the_file(config: Path):
     limiter = RateLimiter(max_concurrent=3)
     parser = HermesParser()
     config.write_text(CONFIG + "multi_turn: {format: qwen3_coder, max_parallel_calls: 2}\n")
@@ -118,9 +118,7 @@ def test_arguments_go_before_what_the_file_says(config: Path):
     env.close()
 
 
-def test_what_only_other_transforms_apply_is_logged_once_and_not_of_what_was_loaded_before(
-    config: Path, caplog
-):
+def test_settings_of_other_transforms_are_logged_once_per_load(config: Path, caplog):
     config.write_text(CONFIG + "multi_turn: {max_assistant_turns: 3}\n")
     ToolCompose.from_config(config).close()
     (line,) = [record.message for record in caplog.records if "not applied by ToolCompose" in record.message]
@@ -133,13 +131,13 @@ def test_what_only_other_transforms_apply_is_logged_once_and_not_of_what_was_loa
     compose.close()
 
 
-def test_without_any_word_of_it_the_parser_is_hermes(config: Path):
+def test_default_parser_is_hermes(config: Path):
     compose = ToolCompose.from_config(config)
     assert compose.parser.name == "hermes"
     compose.close()
 
 
-def test_a_toolset_whose_names_are_taken_leaves_nothing_open(config: Path):
+def test_toolset_with_taken_names_is_closed(config: Path):
     more = "- class_name: tools.py:Two\n- class_name: tools.py:Two\n  config: {name: double}\n"
     config.write_text(CONFIG.replace("- class_name: tools.py:Two\n", more))
     opened = []

@@ -179,7 +179,7 @@ def test_h13_a_parallel_environment_works_without_consolidation():
         env.close(raise_if_closed=False)
 
 
-def test_h14_the_parent_of_a_later_transform_is_asked_in_every_step_without_harm():
+def test_h14_parent_of_a_later_transform_can_be_read_in_every_step():
     counter = Counter()
 
     class Nosy(Transform):
@@ -226,7 +226,7 @@ def test_h15_there_is_one_loop_thread_for_all_environments():
     assert [thread.name for thread in threading.enumerate()].count("torchrl_agentic") == 1
 
 
-def test_h16_a_used_environment_is_pickled_without_what_runs():
+def test_h16_used_environment_is_pickled_without_running_tasks():
     transform = ToolCompose([Counter(), StopTool()])
     env = chat_env((1,), transform)
     step(env, begin(env), call("count"))
@@ -256,8 +256,8 @@ def test_h16_an_environment_works_in_a_fork_of_a_process_that_used_it():
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_h16_a_fork_leaves_open_what_its_parent_has_open(caplog):
-    """What is open belongs to the parent's loop; closing it in the child would wait for that in vain."""
+def test_h16_fork_does_not_close_sessions_of_its_parent(caplog):
+    """Open sessions belong to the parent's loop; closing them in the child would wait forever."""
     tool = Counter()
     env = chat_env((1,), ToolCompose([tool]))
     step(env, begin(env), call("count"))
@@ -278,7 +278,7 @@ def test_h16_a_fork_leaves_open_what_its_parent_has_open(caplog):
     assert tool.events("close") == ["0.0"]
 
 
-def test_h17_an_empty_list_of_calls_is_no_call_and_no_error():
+def test_h17_empty_list_of_calls_is_neither_call_nor_error():
     """Under list_to_stack it is an empty tensor, whose truth value raises."""
     from torchrl.data.llm import History
 
@@ -292,7 +292,7 @@ def test_h17_an_empty_list_of_calls_is_no_call_and_no_error():
     assert results(env.step(td)["next"]) == [["2"]]
 
 
-def test_h17_lists_and_missing_keys_of_arguments_are_no_tensors():
+def test_h17_lists_and_missing_keys_of_arguments_do_not_become_tensors():
     seen = []
 
     async def take(numbers: list[int], maybe: dict | None = None) -> list:
@@ -341,7 +341,7 @@ def test_h24_it_commutes_with_a_step_counter(counter_first):
     assert seen[1][2] == [True, True]
 
 
-def test_h24_a_reward_on_the_root_s_full_may_stand_anywhere():
+def test_h24_reward_on_the_full_history_works_at_any_position():
     class Length(Transform):
         def _step(self, td, next_td):
             full = border.conversations(td["history"].full)

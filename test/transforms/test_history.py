@@ -1,4 +1,4 @@
-"""What the conversations look like before and after a step."""
+"""Conversations before and after a step."""
 
 import asyncio
 import pickle
@@ -53,7 +53,7 @@ class TestAgentHistory:
         assert texts(joined) == [["a", "d"], ["b", "c", "e"]]
         assert isinstance(joined, AgentHistory)
 
-    def test_extending_one_conversation_is_the_base_class_s_business(self):
+    def test_extending_one_conversation_uses_the_base_class(self):
         one = history(["a"])[0]
         one.extend(History(role="user", content="b").unsqueeze(0), dim=0)
         assert one.content == ["a", "b"]
@@ -113,14 +113,14 @@ class TestAppending:
         assert lengths(td["history"].prompt) == [11, 6]
         assert results(td)[0] == ["0", "1", "2", "3", "4"]
 
-    def test_the_public_step_mdp_refuses_ragged_histories_and_names_the_remedy(self):
+    def test_public_step_mdp_of_ragged_histories_raises_with_the_remedy(self):
         """TorchRL's function splits ragged messages into lists of fields, where `env.step_mdp` does not."""
         env = chat_env((2,), ToolCompose([add]))
         stepped = step(env, begin(env), call("add", a=1, b=1), "no call")
         with pytest.raises(RuntimeError, match=r"env\.step_mdp"):
             step_mdp(stepped)
 
-    def test_results_come_in_the_order_of_the_calls_though_the_last_ends_first(self):
+    def test_results_keep_the_order_of_the_calls_if_the_last_ends_first(self):
         """The first call cannot end before the second has: it waits for its event."""
         ended = asyncio.Event()
 
@@ -141,8 +141,8 @@ class TestAppending:
         td = step(env, begin(env), call("add", "mine", a=1, b=1) + call("add", a=2, b=2))
         assert [m.tool_call_id for m in conversations(td["next"])[0]] == [None, None, "mine", "call_0_1"]
 
-    def test_the_histories_of_the_root_are_left_alone(self):
-        """The stored `full` is what a loss trains on; a result in it would be trained on as sampled."""
+    def test_histories_of_the_root_are_not_modified(self):
+        """A loss trains on the stored `full`; a result in it would be trained on as sampled."""
         env = chat_env((2,), ToolCompose([add]))
         td = step(env, begin(env), call("add", a=1, b=1), "no call")
         assert lengths(td["history"].prompt) == [1, 1]
@@ -155,7 +155,7 @@ class TestAppending:
         td["next", "history"].prompt.extend(history(["x"], ["y"]), dim=-1)
         assert lengths(td["history"].full) == [2, 2]
 
-    def test_a_td_that_is_no_lazy_stack_is_stepped_all_the_same(self):
+    def test_tensordict_that_is_not_a_lazy_stack_can_be_stepped(self):
         env = chat_env((2,), ToolCompose([add]))
         prompt = history(["q0"], ["q1"])
         full = border.as_history(
@@ -189,7 +189,7 @@ class TestReading:
         return step(env, begin(env), message)["next"]
 
     @pytest.mark.parametrize("eos", EOS_STRINGS)
-    def test_an_end_of_sequence_string_hides_no_call(self, eos):
+    def test_call_before_an_end_of_sequence_string_runs(self, eos):
         """A JSON message is its whole text; with the token at its end it is no JSON."""
         message = '{"message": "m", "tools": [{"tool": "add", "args": {"a": 1, "b": 2}}]}' + eos
         assert flags_of(self.run(message, "json"), "n_calls") == [1]
@@ -209,24 +209,24 @@ class TestReading:
     def test_white_space_at_the_end_stays_where_no_end_of_sequence_string_follows(self):
         assert conversations(self.run("hi \n"))[0][-1].content == "hi \n"
 
-    def test_own_stop_strings_are_cut_off(self):
+    def test_custom_stop_strings_are_cut_off(self):
         env = chat_env((1,), ToolCompose([add], eos_strings=["STOP"]))
         td = step(env, begin(env), "hi</s>STOP")
         assert conversations(td["next"])[0][-1].content == "hi</s>"
 
-    def test_cutting_leaves_the_stored_full_alone(self):
+    def test_cutting_does_not_modify_the_stored_full_history(self):
         env = chat_env((1,), ToolCompose([add]))
         td = step(env, begin(env), "hi<|im_end|>")
         assert border.conversations(td["history"].full)[0].messages[-1].read().content == ("hi<|im_end|>")
 
     @given(text=st.text(), endings=st.lists(st.sampled_from([*EOS_STRINGS, "\n", " "])))
-    def test_cutting_gives_a_beginning_of_the_text_that_ends_in_no_eos_string(self, text, endings):
+    def test_cut_text_is_a_prefix_without_an_eos_string_at_its_end(self, text, endings):
         whole = text + "".join(endings)
         cut = conversations(self.run(whole))[0][-1].content
         assert whole.startswith(cut)
         assert not cut.rstrip().endswith(EOS_STRINGS)
 
-    def test_turns_that_the_model_invents_are_cut_off(self):
+    def test_invented_turns_are_cut_off(self):
         """A model that does not stop writes the tool's message itself, and would believe it."""
         env = chat_env((2,), ToolCompose([add]))
         td = begin(env)
@@ -244,13 +244,13 @@ class TestReading:
         assert flags_of(td["next"], "n_calls") == [1, 0]
         assert lengths(td["history"].full) == [4, 2]
 
-    def test_an_incomplete_message_runs_nothing(self):
+    def test_calls_of_an_incomplete_message_do_not_run(self):
         """Generation ran into its limit: the call may be cut short, though it can be read."""
         td = self.run(Message("assistant", call("add", a=1, b=1), is_complete=False))
         assert results(td) == [[]]
         assert flags_of(td, "any_tool_calls") == [False]
 
-    def test_an_incomplete_message_beside_a_complete_one_stops_only_itself(self):
+    def test_incomplete_message_does_not_stop_other_rows(self):
         env = chat_env((2,), ToolCompose([add]))
         cut = Message("assistant", call("add", a=1, b=1), is_complete=False)
         td = step(env, begin(env), cut, call("add", a=2, b=2))
@@ -264,7 +264,7 @@ class TestReading:
 
     @pytest.mark.parametrize("parser", ["hermes", "xml", "json", "openai", "anthropic"])
     @pytest.mark.parametrize("content", [None, "", [], [None], [{"type": "image"}], [1, "x"], {"text": 1}])
-    def test_content_that_holds_no_call_is_no_error(self, parser, content):
+    def test_content_without_a_call_is_not_an_error(self, parser, content):
         td = self.run(Message("assistant", content), parser)
         assert flags_of(td, "n_calls") == [0]
 
@@ -278,12 +278,12 @@ class TestReading:
         ],
         ids=["openai", "openai-object", "qwen"],
     )
-    def test_calls_that_stand_beside_the_text_run(self, parser, written):
+    def test_calls_in_the_tool_calls_field_run(self, parser, written):
         td = self.run(Message("assistant", "thinking", tool_calls=[written]), parser)
         assert results(td) == [["3"]]
         assert conversations(td)[0][-1].tool_call_id == "c9"
 
-    def test_calls_beside_the_text_of_one_row_only_run(self):
+    def test_tool_calls_field_of_a_single_row_runs(self):
         """Where only some rows have the field, the stack of them says None for all."""
         env = chat_env((2,), ToolCompose([add]))
         structured = Message("assistant", None, tool_calls=[{"name": "add", "arguments": {"a": 1, "b": 2}}])
@@ -291,7 +291,7 @@ class TestReading:
         assert results(td["next"]) == [["3"], ["4"]]
 
     def test_a_call_written_twice_runs_once(self):
-        """Qwen's parse-back leaves a call in the content and beside it."""
+        """Qwen's parse-back leaves a call in the content and in `tool_calls`."""
         same = {"name": "add", "arguments": {"a": 1, "b": 2}}
         td = self.run(Message("assistant", call("add", a=1, b=2), tool_calls=[same]))
         assert results(td) == [["3"]]

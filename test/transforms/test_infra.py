@@ -24,7 +24,7 @@ COMMANDS = ["kill -9 $PPID", "kill -9 -1", "kill -9 0", "kill -9 $$"]
 
 
 @pytest.mark.parametrize("kind", SANDBOXES)
-def test_calls_that_end_what_runs_them_are_no_infra(kind: str):
+def test_calls_that_kill_their_worker_are_not_infra(kind: str):
     sandbox = SANDBOXES[kind]()
     repl = (ForkServerRepl if kind == "forkserver" else SubprocessRepl)(sandbox)
     env = chat_env((1,), ToolCompose([PythonTool(repl), ShellTool(sandbox)], "hermes"))

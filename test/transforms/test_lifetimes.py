@@ -1,4 +1,4 @@
-"""What trajectories hold open is closed when they end, whoever ends them, and when nobody is left."""
+"""Sessions close when their trajectory ends for any reason, and when the environment is dropped."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from torchrl_agentic.testing import ScriptedPolicy
 
 
 class Held(Tool):
-    """Tells when it is opened and closed."""
+    """Records when it is opened and closed."""
 
     name, description = "held", "Hold something open."
 
@@ -49,7 +49,7 @@ def test_a_row_that_another_transform_ends_is_closed_before_its_reset():
 
 
 @pytest.mark.parametrize("which", ["original", "clone"])
-def test_what_a_dropped_one_holds_is_closed_though_the_other_lives(which):
+def test_sessions_of_a_dropped_environment_close_while_another_lives(which):
     held = Held()
     original = ToolCompose([held])
     other = original.clone()
@@ -88,7 +88,7 @@ def test_a_toolset_that_the_original_has_closed_is_opened_again_by_a_clone():
     assert td["next", "history"].prompt.content[0][-1] == "open"
 
 
-def test_answers_that_lie_deeper_in_the_state_are_hidden_too():
+def test_nested_dataset_answers_are_hidden_too():
     from tensordict import TensorDict
 
     seen = []

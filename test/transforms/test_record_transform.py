@@ -64,7 +64,7 @@ def recorder(tmp_path: Path):
 
 @pytest.fixture
 def dump(recorder: Recorder):
-    """Reads what is there by now."""
+    """Reads the current records."""
 
     def read() -> list[TrajectoryRecord]:
         recorder.flush()
@@ -74,7 +74,7 @@ def dump(recorder: Recorder):
 
 
 def test_a_row_is_recorded_as_soon_as_it_is_done(recorder: Recorder, dump: Any):
-    """The other goes on."""
+    """The other continues."""
     env = chat_env((2,), tools(recorder), EndTrajectory(when_no_calls=True), RecordTransform())
     td = step(env, begin(env), "the answer", call("add", a=1, b=2))
     (first,) = dump()
@@ -87,7 +87,7 @@ def test_a_row_is_recorded_as_soon_as_it_is_done(recorder: Recorder, dump: Any):
     ]
 
 
-def test_without_the_transform_a_row_is_recorded_when_the_loop_goes_on(recorder: Recorder, dump: Any):
+def test_without_the_transform_a_row_is_recorded_at_the_next_step(recorder: Recorder, dump: Any):
     env = dataset_env(2, tools(recorder), EndTrajectory(when_no_calls=True))
     env.step_and_maybe_reset(answer(env.reset(), "the answer", call("add", a=1, b=2)))
     assert [(local_name(record.trajectory), record.termination_reason) for record in dump()] == [
@@ -118,7 +118,7 @@ def test_each_end_has_its_reason(recorder: Recorder):
     assert reasons(recorder.path) == {"0.0": "stop_tool", "1.0": "no_calls", "2.0": "max_turns"}
 
 
-def test_what_had_not_ended_says_so(recorder: Recorder):
+def test_unfinished_trajectories_are_recorded_as_unfinished(recorder: Recorder):
     env = dataset_env(2, tools(recorder))
     td = advance(env, env.reset(), "a", "b")
     td["_reset"] = torch.tensor([[True], [False]])
@@ -130,7 +130,7 @@ def test_what_had_not_ended_says_so(recorder: Recorder):
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_an_end_by_others_is_named_by_its_flag(recorder: Recorder, flag: str):
+def test_end_by_another_transform_is_named_by_its_flag(recorder: Recorder, flag: str):
     from torchrl.envs.transforms import Transform
 
     class Ending(Transform):
@@ -144,7 +144,7 @@ def test_an_end_by_others_is_named_by_its_flag(recorder: Recorder, flag: str):
     assert reasons(recorder.path) == {"0.0": flag}
 
 
-def test_a_user_who_leaves_is_the_reason_and_has_the_last_word(recorder: Recorder, dump: Any):
+def test_user_who_leaves_is_the_recorded_reason_with_the_last_message(recorder: Recorder, dump: Any):
     """The last message came after the last turn was recorded."""
     user = UserSimulator(ScriptedUser(["and?", "bye"]))
     env = chat_env((1,), tools(recorder), user, RecordTransform())
@@ -183,7 +183,7 @@ def answered(rows: list[dict[str, Any]], *transforms: Any) -> TransformedEnv:
 ROWS = [{"query": "2+2", "answer": "4", "level": 3}, {"query": "1+1", "answer": "2", "level": 1}]
 
 
-def test_the_right_answer_and_other_columns_come_from_the_data_set(recorder: Recorder, dump: Any):
+def test_expected_answer_and_other_columns_come_from_the_data_set(recorder: Recorder, dump: Any):
     transforms = (
         tools(recorder), EndTrajectory(when_no_calls=True), AnswerRewardTransform(),
         RecordTransform(extras={"difficulty": "level", "errors": ("agentic", "n_errors")}),
@@ -201,7 +201,7 @@ def test_the_column_of_the_right_answer_can_be_named(recorder: Recorder, dump: A
     assert [record.gts for record in dump()] == [3, 1]
 
 
-def test_tokens_are_recorded_with_who_wrote_them(recorder: Recorder, dump: Any):
+def test_tokens_are_recorded_with_their_sources(recorder: Recorder, dump: Any):
     tokenizer = FAMILIES["qwen2_5"].tokenizer()
     compose = tools(recorder)
     turns = TurnTokenizer(tokenizer, tools=compose.tools)
@@ -226,7 +226,7 @@ def test_tokens_need_a_tokenizer(recorder: Recorder):
 
 
 @pytest.mark.parametrize("before", [(), (ToolCompose([add]),)])
-def test_without_a_recorder_the_transform_says_where_one_belongs(before: tuple[Any, ...]):
+def test_without_a_recorder_the_error_names_its_place(before: tuple[Any, ...]):
     env = chat_env((1,), *before, RecordTransform())
     with pytest.raises(RuntimeError, match=r"ToolCompose\(\.\.\., recorder=Recorder"):
         step(env, begin(env), "x")
@@ -243,7 +243,7 @@ def test_clones_and_other_environments_share_a_recorder(recorder: Recorder, dump
     assert sorted(record.turns[0].message.text for record in dump()) == ["one", "other"]
 
 
-def test_an_environment_travels_with_its_recorder_and_without_its_trajectories(recorder: Recorder, dump: Any):
+def test_pickled_environment_keeps_its_recorder_and_drops_trajectories(recorder: Recorder, dump: Any):
     env = chat_env((1,), tools(recorder))
     step(env, begin(env), "here")
     copy = pickle.loads(pickle.dumps(env))
@@ -255,7 +255,7 @@ def test_an_environment_travels_with_its_recorder_and_without_its_trajectories(r
     assert sorted(record.turns[0].message.text for record in dump()) == ["here", "there"]
 
 
-def test_a_fork_does_not_record_what_its_parent_has_begun(recorder: Recorder, dump: Any):
+def test_fork_does_not_record_trajectories_of_its_parent(recorder: Recorder, dump: Any):
     env = chat_env((1,), tools(recorder))
     td = advance(env, begin(env), "parent")
     child = os.fork()
@@ -303,7 +303,7 @@ def test_a_rollout_of_a_collector_is_recorded(recorder: Recorder, dump: Any):
     assert all(len(record.turns) == 2 for record in records)
 
 
-def test_messages_and_results_are_recorded_whole(recorder: Recorder, dump: Any):
+def test_messages_and_results_are_recorded_completely(recorder: Recorder, dump: Any):
     env = chat_env((1,), tools(recorder))
     td = env.reset(TensorDict({"query": ["sum?"]}, batch_size=(1,)))
     step(env, td, "Let me see. " + call("add", "mine", a=20, b=22))

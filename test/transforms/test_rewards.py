@@ -26,7 +26,7 @@ require_list_to_stack()
 
 
 class Scored(Tool):
-    """Each call is worth what it says; the trajectory 10."""
+    """The reward of a call is its argument, that of the trajectory 10."""
 
     name, description = "score", "Score."
     input_schema = {"type": "object", "properties": {"n": {"type": "number"}}}  # noqa: RUF012  a constant
@@ -82,22 +82,22 @@ def test_each_turn_has_the_reward_of_its_calls_and_the_last_one_that_of_the_traj
     assert rewards(env, SCRIPT[:1], 3) == [[3.0], [4.0], [10.0]]
 
 
-def test_the_end_has_the_sum_of_all():
+def test_last_step_has_the_sum_of_all_rewards():
     env = env_of(EndTrajectory(when_no_calls=True), ToolRewardTransform(place="end"), rows=1)
     assert rewards(env, SCRIPT[:1], 3) == [[0.0], [0.0], [17.0]]
 
 
-def test_an_end_that_others_set_is_an_end():
+def test_done_set_by_another_transform_ends_the_trajectory():
     env = env_of(StepCounter(max_steps=2), ToolRewardTransform(place="end"), rows=1)
     assert rewards(env, SCRIPT[:1], 2) == [[0.0], [17.0]]
 
 
-def test_calls_and_trajectories_count_as_asked_for():
+def test_weights_of_calls_and_trajectories_are_applied():
     env = env_of(EndTrajectory(when_no_calls=True), ToolRewardTransform(calls=2, trajectories=0.1), rows=1)
     assert rewards(env, SCRIPT[:1], 3) == [[6.0], [8.0], [1.0]]
 
 
-def test_a_reward_that_is_there_is_added_to():
+def test_existing_reward_is_increased():
     from torchrl.envs.transforms import Transform
 
     class One(Transform):
@@ -130,14 +130,14 @@ def test_tokens_carry_the_reward_of_their_turn():
 
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
 @pytest.mark.parametrize("place", ["turn", "end"])
-def test_the_specs_say_what_is_written(place):
+def test_specs_match_the_written_keys(place):
     env = dataset_env(
         2, ToolCompose([Scored()]), EndTrajectory(max_turns=3), ToolRewardTransform(place=place)
     )
     check_env_specs(env)
 
 
-def test_what_it_needs_is_said():
+def test_missing_requirements_are_named():
     with pytest.raises(ValueError, match="place is 'turn', 'end' or 'tokens'"):
         ToolRewardTransform(place="start")
     env = env_of(ToolRewardTransform(place="tokens"), rows=1)

@@ -79,7 +79,7 @@ BETWEEN = {
 
 @pytest.mark.parametrize("name", BETWEEN)
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_stands_between_turns_is_what_the_family_has_there(name, count):
+def test_text_between_turns_matches_the_model_family(name, count):
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
     turns = TurnTokenizer(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
@@ -94,7 +94,7 @@ def test_what_stands_between_turns_is_what_the_family_has_there(name, count):
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1"])
-def test_prompts_are_what_the_chat_template_renders(name):
+def test_prompts_equal_the_rendered_chat_template(name):
     tokenizer = FAMILIES[name].tokenizer()
     env = token_env(tokenizer, [say])
     talk = Rollout(env, tokenizer).turn(call(text="A")).turn("So it is A.")
@@ -130,7 +130,7 @@ def test_every_token_has_its_source():
     ]
 
 
-def test_the_ledger_keeps_log_probs_of_what_was_sampled_and_nothing_else():
+def test_ledger_keeps_log_probs_of_sampled_tokens_only():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(call(text="A")).turn("done")
     row = talk.td.unbind(0)[0]
@@ -153,7 +153,7 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "gptoss", "mistral", "glm4moe"])
-def test_what_a_tool_says_never_becomes_a_control_token(name, attack):
+def test_tool_text_never_becomes_a_control_token(name, attack):
     """At the level of tokens, so also where no parser has taken the text apart before."""
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
@@ -176,7 +176,7 @@ def test_what_a_tool_says_never_becomes_a_control_token(name, attack):
     assert controls[0] == controls[1]
 
 
-def test_an_answer_that_was_cut_off_is_closed_and_its_calls_do_not_run():
+def test_truncated_answer_is_closed_and_its_calls_do_not_run():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(Says(call(text="A"), end=None))
     assert talk.text().endswith("</tool_call><|im_end|>\n<|im_start|>assistant\n")
@@ -185,7 +185,7 @@ def test_an_answer_that_was_cut_off_is_closed_and_its_calls_do_not_run():
     assert talk.ledger().sources[end] == BOUNDARY, "the model did not say it"
 
 
-def test_the_end_that_a_model_said_is_not_said_again():
+def test_sampled_end_token_is_not_repeated():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say]), tokenizer).turn(call(text="A"))
     assert talk.text().count("</tool_call><|im_end|>\n") == 2  # of the system message too
@@ -203,7 +203,7 @@ def test_the_end_that_a_model_said_is_not_said_again():
         ("glm4moe", None, "a<|observation|>\n<tool_response>"),
     ],
 )
-def test_each_way_to_end_an_answer_goes_on_as_the_family_does(name, end, expected):
+def test_every_stop_token_is_followed_by_the_text_of_the_model_family(name, end, expected):
     family = FAMILIES[name]
     tokenizer = family.tokenizer()
     encoder = ChatEncoder(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
@@ -337,7 +337,7 @@ def test_drift_is_counted_warned_of_once_and_raised_when_asked():
     assert env.step(sampled)["next", "agentic", "token_drift"].sum() == 0
 
 
-def test_white_space_alone_can_be_ignored():
+def test_drift_in_white_space_can_be_ignored():
     """The text "a\\n\\n" has one token for both newlines; sampled as two it drifts, by white space alone."""
     tokenizer = qwen()
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
@@ -357,7 +357,7 @@ def test_white_space_alone_can_be_ignored():
     assert drifts["ignore_strippable"] == 0
 
 
-def test_a_partial_reset_begins_anew_in_its_row_alone():
+def test_partial_reset_restarts_only_its_row():
     tokenizer = qwen()
     talk = Rollout(token_env(tokenizer, [say], 2), tokenizer).turn(call(text="A"), call(text="B"))
     before = [row["tokens", "prompt"].clone() for row in talk.td.unbind(0)]
@@ -373,7 +373,7 @@ def test_a_partial_reset_begins_anew_in_its_row_alone():
 
 
 @pytest.mark.parametrize("side", ["left", "middle", "right"])
-def test_long_results_are_cut_in_the_tokens_and_in_the_history(side):
+def test_long_results_are_truncated_in_tokens_and_history(side):
     tokenizer = qwen()
     env = token_env(tokenizer, [say], max_tool_response_chars=60, tool_response_truncate_side=side)
     talk = Rollout(env, tokenizer).turn(call(text="HEAD" + "x" * 500 + "TAIL"))
@@ -394,8 +394,8 @@ def test_results_are_bounded_in_tokens_too():
     assert 30 <= list(ledger.sources).count(0) <= 40
 
 
-def test_the_inference_template_costs_the_ids_and_says_so():
-    """Qwen3 drops reasoning before a user's message; rendered anew, what was sampled is gone."""
+def test_inference_template_replaces_ids_and_reports_it():
+    """Qwen3 drops reasoning before a user's message; rendered again, sampled tokens would be lost."""
     tokenizer = FAMILIES["qwen3"].tokenizer()
     said = "<think>\nhm\n</think>\n\n" + call(text="A")
     compose = ToolCompose([say], tool_role="user")
@@ -427,7 +427,7 @@ def test_the_inference_template_costs_the_ids_and_says_so():
         ({"tool_role": "wizard", "chat_template": "{{ messages[0].content }}"}, "another tool_role="),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(options, problem):
+def test_unusable_options_are_rejected_with_the_reason(options, problem):
     with pytest.raises(ValueError, match=problem):
         TurnTokenizer(qwen(), **options)
 
@@ -440,7 +440,7 @@ def test_a_pad_token_that_ends_answers_is_refused_with_the_remedy():
         TurnTokenizer(tokenizer)
 
 
-def test_a_template_that_rewrites_what_was_said_is_refused():
+def test_template_that_rewrites_earlier_messages_is_rejected():
     """It counts the results, so what follows an answer depends on all that went before."""
     template = (
         "{% set n = messages | selectattr('role', 'equalto', 'tool') | list | length %}"
@@ -475,8 +475,8 @@ OWN_WAY = (
 
 
 @pytest.mark.parametrize("texts", [["<think>x</think>y"], ["a</think>b", "c"], ["", "d"], [""]])
-def test_what_a_template_does_of_its_own_to_results_leaves_its_control_tokens_as_they_are(texts):
-    """It cuts thoughts off, and leaves empty results out; markup in a result stays text all the same."""
+def test_template_filters_on_results_keep_control_tokens_escaped(texts):
+    """It removes reasoning and empty results; markup in a result still stays text."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = OWN_WAY
     turns = TurnTokenizer(tokenizer)
@@ -508,7 +508,7 @@ def test_a_policy_that_does_not_generate_from_these_tokens_is_refused():
         env.step(answer(begin(env), "hello"))
 
 
-def test_specs_hold_and_environments_can_be_batched():
+def test_specs_hold_in_batched_environments():
     tokenizer = qwen()
     env = token_env(tokenizer, [say, StopTool()])
     spec = env.observation_spec

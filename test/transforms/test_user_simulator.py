@@ -70,13 +70,13 @@ def test_tools_and_users_take_turns():
 
 
 @pytest.mark.parametrize("text", ["<tool_call>{oops</tool_call>", call("unknown")])
-def test_where_a_call_was_answered_with_an_error_the_user_is_silent(text):
+def test_user_does_not_reply_to_an_error_result(text):
     env = user_env((1,), ScriptedUser(["u1"]))
     td = advance(env, begin(env), text)
     assert [role for role, _ in said(td)[0]] == ["tool"]
 
 
-def test_a_user_that_leaves_ends_its_row_with_its_last_words():
+def test_user_that_leaves_ends_its_row_with_a_last_message():
     env = user_env((3,), Shopper())
     td = step(env, begin(env), "sold", "bye", "hello")["next"]
     assert ended(td) == [[True, True, False], [True, True, False], [False] * 3]
@@ -93,7 +93,7 @@ def test_replies_are_scored_in_their_turn_and_add_up_at_the_end():
     assert told(td, "final_score") == [1.25, 1.0]
 
 
-def test_an_interaction_that_judges_has_the_last_word_on_the_score():
+def test_final_score_of_an_interaction_replaces_earlier_scores():
     user = Shopper(judged=0.75)
     env = user_env((1,), user)
     td = step(env, advance(env, begin(env), "hello"), "sold")["next"]
@@ -101,7 +101,7 @@ def test_an_interaction_that_judges_has_the_last_word_on_the_score():
     assert user.diary[1][2] == ["q0", "hello", "tea 1", "sold", "Thanks."]
 
 
-def test_a_row_that_a_tool_ends_is_judged_and_its_user_does_not_speak():
+def test_row_ended_by_a_tool_is_scored_without_a_user_message():
     user = Shopper(judged=0.5)
     env = user_env((2,), user)
     td = step(env, begin(env), STOP, "hello")["next"]
@@ -112,7 +112,7 @@ def test_a_row_that_a_tool_ends_is_judged_and_its_user_does_not_speak():
 
 
 def test_a_row_is_judged_once():
-    """A row that is done stays so until its reset, whatever is said in it."""
+    """A row that is done stays done until its reset."""
     user = Shopper()
     env = user_env((2,), user)
     td = advance(env, begin(env), "sold", "hello")
@@ -121,7 +121,7 @@ def test_a_row_is_judged_once():
     assert said(td)[0] == [("user", "Thanks.")]
 
 
-def test_after_max_turns_of_the_user_the_model_has_the_last_word():
+def test_model_sends_the_last_message_after_max_turns_of_the_user():
     user = Shopper(judged=0.5)
     env = user_env((2,), user, max_turns=1)
     td = step(env, begin(env), "hello", CALL)
@@ -143,7 +143,7 @@ def test_a_row_that_end_trajectory_ends_is_judged_and_closed():
 
 
 @pytest.mark.parametrize("text", ["crash", "hang"])
-def test_a_user_that_fails_costs_its_own_row_and_one_line(text, caplog):
+def test_failing_user_affects_one_row_and_logs_one_line(text, caplog):
     user = Shopper()
     env = user_env((2,), user, per_reply_timeout=0.2)
     td = step(env, begin(env), text, "hello")["next"]
@@ -157,8 +157,8 @@ def test_a_user_that_fails_costs_its_own_row_and_one_line(text, caplog):
     assert user.events("close").count("0.0") == 1
 
 
-def test_one_that_hangs_while_it_opens_holds_nobody_up(caplog):
-    """The step returns while the opening still hangs; what was opened too late is closed all the same."""
+def test_user_that_hangs_on_open_does_not_delay_others(caplog):
+    """The step returns while the opening still hangs; a session opened too late is closed."""
     go_on, closed = threading.Event(), threading.Event()
 
     class Slow(Interaction):
@@ -179,7 +179,7 @@ def test_one_that_hangs_while_it_opens_holds_nobody_up(caplog):
     env.close()
 
 
-def test_one_that_cannot_judge_is_flagged_and_what_it_gave_before_counts(caplog):
+def test_user_that_fails_to_score_is_flagged_and_earlier_scores_count(caplog):
     class Unjust(Shopper):
         async def score(self, messages):
             raise RuntimeError("no")
@@ -191,7 +191,7 @@ def test_one_that_cannot_judge_is_flagged_and_what_it_gave_before_counts(caplog)
     assert len(caplog.records) == 1
 
 
-def test_users_of_all_rows_speak_at_the_same_time():
+def test_users_of_all_rows_reply_concurrently():
     """Each waits for the other: one after the other, the timeout would end both rows."""
 
     class Meeting(Interaction):
@@ -208,7 +208,7 @@ def test_users_of_all_rows_speak_at_the_same_time():
     assert said(td) == [[("user", "met")]] * 2
 
 
-def test_a_limiter_bounds_how_many_users_speak_at_once():
+def test_limiter_bounds_concurrent_users():
     running, most = 0, 0
 
     class Counted(Interaction):
@@ -239,7 +239,7 @@ def rows_env(rows, users, *transforms, batch=None, place="interaction_kwargs"):
 
 
 @pytest.mark.parametrize("place", ["interaction_kwargs", "extra_info"])
-def test_each_row_has_the_user_that_it_names_and_says_to_it_what_it_wants(place):
+def test_each_row_gets_its_named_user_with_its_arguments(place):
     rows = [{"name": "shopper", "goal": "milk"}, {"name": "clerk", "goal": "x"}, {"name": "shopper"}]
     if place == "extra_info":
         rows = [{"index": i, "interaction_kwargs": row} for i, row in enumerate(rows)]
@@ -251,7 +251,7 @@ def test_each_row_has_the_user_that_it_names_and_says_to_it_what_it_wants(place)
     assert len(clerk.finalized) == 1
 
 
-def test_the_next_question_of_a_row_has_a_user_of_its_own():
+def test_next_trajectory_of_a_row_gets_a_new_user():
     env = rows_env([{"goal": "milk"}, {"goal": "rice"}, {"goal": "soap"}], Shopper(), batch=1)
     td = env.reset()
     goals = []
@@ -268,13 +268,13 @@ def test_a_name_that_is_not_known_is_refused_at_the_reset():
         env.reset()
 
 
-def test_of_several_users_a_row_must_name_one():
+def test_row_must_name_one_of_several_users():
     env = user_env((1,), [Shopper(), parrot])
     with pytest.raises(ValueError, match="names no interaction; known: shopper, parrot"):
         step(env, begin(env), "hello")
 
 
-def test_what_a_row_says_is_a_mapping():
+def test_row_arguments_must_be_a_mapping():
     env = rows_env(["shopper"], Shopper())
     with pytest.raises(ValueError, match="is a mapping"):
         env.reset()
@@ -294,7 +294,7 @@ def test_columns_may_be_nested_tensordicts():
     assert [texts[-1][1] for texts in said(td)] == ["milk 1", "rice 1"]
 
 
-def test_a_reset_of_one_row_ends_that_conversation_only():
+def test_reset_of_one_row_ends_only_its_conversation():
     user = Shopper()
     env = dataset_env(2, tools(), UserSimulator(user))
     _, td = env.step_and_maybe_reset(answer(env.reset(), "sold", "hello"))
@@ -306,7 +306,7 @@ def test_a_reset_of_one_row_ends_that_conversation_only():
     assert sorted(user.events("open")) == sorted(user.events("close")) == ["0.0", "0.1", "1.0"]
 
 
-def test_a_row_that_is_not_stepped_is_left_alone():
+def test_row_outside_the_step_is_not_changed():
     import torch
 
     user = Shopper()
@@ -347,7 +347,7 @@ def closed_once(user):
 
 @pytest.mark.parametrize("ending", ["sold", "bye", "crash", "hang", "hello", STOP])
 @pytest.mark.parametrize("how", ["close", "reset", "drop"])
-def test_whatever_ends_a_conversation_its_session_closes_once_in_its_task(ending, how, caplog):
+def test_session_closes_once_in_its_task_after_any_ending(ending, how, caplog):
     user = Shopper()
     env = user_env((1,), user, per_reply_timeout=0.2)
     td = advance(env, begin(env), "hello")
@@ -377,8 +377,8 @@ def _settled(user, count):
     run(asyncio.wait_for(wait(), 10))
 
 
-def test_an_interrupt_closes_nothing_twice():
-    """Ctrl-C in the middle of a reply; the environment goes on."""
+def test_interrupt_closes_each_session_once():
+    """Ctrl-C in the middle of a reply; the environment continues to work."""
     import _thread
     import signal
 
@@ -432,8 +432,8 @@ def test_a_clone_has_conversations_of_its_own():
     assert len(user.events("open")) == len(user.events("close")) == 2
 
 
-def test_an_environment_travels_in_the_middle_of_a_conversation():
-    """What a row says to its user travels with the TensorDict; the conversation with it begins anew."""
+def test_environment_can_be_pickled_during_a_conversation():
+    """Row arguments are pickled with the TensorDict; the conversation with the user restarts."""
     env = user_env((1,), ScriptedUser())
     td = begin(env, interaction_kwargs=NonTensorStack(NonTensorData({"replies": ["u1", "u2", "u3"]})))
     td = advance(env, advance(env, td, "hello"), "hello")
@@ -442,7 +442,7 @@ def test_an_environment_travels_in_the_middle_of_a_conversation():
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_fork_leaves_the_conversations_of_its_parent_alone():
+def test_fork_does_not_close_conversations_of_its_parent():
     """Their owner tasks are on an event loop that the child has not; closing them there would hang."""
     env = user_env((1,), ScriptedUser(["u1", "u2"]))
     advance(env, begin(env), "hello")
@@ -461,14 +461,14 @@ def test_a_fork_leaves_the_conversations_of_its_parent_alone():
 
 
 @pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
-def test_batched_environments_hold_users():
+def test_user_simulator_works_in_batched_environments():
     env = SerialEnv(2, scripted_user_env)
     rollout = env.rollout(2, ScriptedPolicy(lambda chat: "hello"), break_when_any_done=False)
     assert told(rollout[..., -1]["next"], "turn") == [2, 2]
     env.close()
 
 
-def test_an_ending_that_takes_the_word_from_the_user_is_refused():
+def test_ending_before_the_user_replies_is_rejected():
     for order in (0, 1):
         both = [EndTrajectory(when_no_calls=True), UserSimulator(ScriptedUser(["u"]))]
         env = chat_env((1,), tools(), *(reversed(both) if order else both))
@@ -476,7 +476,7 @@ def test_an_ending_that_takes_the_word_from_the_user_is_refused():
             begin(env)
 
 
-def test_a_wrong_order_is_refused():
+def test_wrong_order_of_transforms_is_rejected():
     env = chat_env((1,), UserSimulator(ScriptedUser(["u"])), tools())
     with pytest.raises(ValueError, match=r"Compose\(ToolCompose"):
         begin(env)
@@ -487,7 +487,7 @@ def test_a_wrong_order_is_refused():
         begin(env)
 
 
-def test_without_tools_it_says_what_it_needs():
+def test_without_tools_the_error_names_the_requirement():
     env = TransformedEnv(ChatEnv(batch_size=(1,)), Compose(UserSimulator(ScriptedUser(["u"]))))
     with pytest.raises(RuntimeError, match="ToolCompose"):
         step(env, begin(env), "hello")
@@ -508,7 +508,7 @@ def test_without_tools_it_says_what_it_needs():
         ),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(items, options, words):
+def test_invalid_arguments_are_rejected(items, options, words):
     with pytest.raises(ValueError, match=words):
         UserSimulator(items, **options)
 
@@ -519,12 +519,12 @@ def test_the_role_of_the_user_can_be_another():
     assert conversations(td)[0][-1].role == "customer"
 
 
-def test_a_user_without_words_who_stays_still_takes_its_turn():
+def test_empty_user_reply_counts_as_a_turn():
     env = user_env((1,), ScriptedUser([Reply("")]))
     assert said(advance(env, begin(env), "hello")) == [[("user", "")]]
 
 
-def test_a_recorder_sees_what_users_said():
+def test_recorder_gets_user_messages():
     turns = []
     compose = ToolCompose([add], recorder=turns.append)
     env = chat_env((1,), compose, UserSimulator(ScriptedUser(["u1"])))

@@ -32,7 +32,7 @@ from torchrl_agentic.tools.base import Effects
 
 
 class Ledger(Toolset):
-    """An account per trajectory; remembers what was opened and closed, with which rows."""
+    """An account per trajectory; records openings and closings with their rows."""
 
     name = "account"
 
@@ -100,7 +100,7 @@ def test_all_tools_of_a_toolset_share_the_world_of_their_trajectory():
     assert ledger.diary[-1] == ("teardown",)
 
 
-def test_a_world_is_closed_once_at_the_end_of_its_trajectory_and_says_what_it_was_worth():
+def test_world_closes_once_at_the_end_of_its_trajectory_and_returns_its_reward():
     ledger = Ledger()
     env = env_of(ledger, 2, EndTrajectory(when_no_calls=True))
     td = advance(env, begin(env), call("add", n=3), call("add", n=4))
@@ -119,7 +119,7 @@ def test_a_trajectory_that_calls_none_of_its_tools_opens_no_world():
     assert ledger.diary == [("teardown",)]
 
 
-def test_a_world_begins_with_the_data_of_its_row():
+def test_world_is_opened_with_the_data_of_its_row():
     ledger = Ledger()
     compose = ToolCompose([])
     compose.add_toolset(ledger)
@@ -204,11 +204,11 @@ def test_columns_that_are_given_by_hand_reach_the_world():
     env.close()
 
 
-def test_one_call_by_hand_finds_the_world():
+def test_call_tool_opens_the_world():
     assert call_tool(Ledger(), {"n": 4}, name="add").text == "4"
 
 
-def test_a_world_that_opens_too_late_is_worth_nothing():
+def test_world_that_opens_too_late_has_no_reward():
     class Late(Ledger):
         @contextlib.asynccontextmanager
         async def session(self, trajectory):
@@ -224,7 +224,7 @@ def test_a_world_that_opens_too_late_is_worth_nothing():
     env.close()
 
 
-def test_a_branch_goes_on_with_a_copy_of_the_world():
+def test_branch_continues_with_a_copy_of_the_world():
     ledger = Ledger()
     env = env_of(ledger)
     td = advance(env, begin(env), call("add", n=1), "x")
@@ -234,7 +234,7 @@ def test_a_branch_goes_on_with_a_copy_of_the_world():
     env.close()
 
 
-def test_worlds_of_two_environments_are_apart_though_a_user_keys_them_by_trajectory():
+def test_worlds_of_two_environments_have_different_trajectory_names():
     """The names of trajectories are unique in a process: one dict of worlds serves several environments."""
     worlds = {}
 
@@ -406,7 +406,7 @@ def test_a_callback_chooses_the_tools_of_each_turn_before_the_row():
     assert len({trajectory for trajectory, _, _ in seen}) == 1
 
 
-def test_a_callback_that_fails_costs_no_row_its_step(caplog):
+def test_failing_callback_does_not_lose_a_step(caplog):
     env = select_env(None, tool_selection=lambda trajectory, turn, row: ["shown", "showm"])
     assert statuses(env, 1) == [[False, True]]
     assert "tool_selection names the tool 'showm', which does not exist" in caplog.text
@@ -429,7 +429,7 @@ def by_hand(env, **columns):
     return env.reset(td)
 
 
-def test_what_is_given_to_reset_by_hand_reaches_the_tools():
+def test_columns_passed_to_reset_reach_the_tools():
     def shown(n: int, start: Injected[int] = 0) -> int:
         """Return a number."""
         return n + start
@@ -448,7 +448,7 @@ def test_what_is_given_to_reset_by_hand_reaches_the_tools():
     env.close()
 
 
-def test_what_comes_too_late_by_hand_is_an_error():
+def test_columns_passed_after_the_reset_are_an_error():
     class Eager(Tool):
         name, open_at_reset = "eager", True
 

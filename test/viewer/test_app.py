@@ -74,7 +74,7 @@ async def test_a_match_far_down_is_scrolled_to(tmp_path: Path):
         assert "needle" in screen.text
 
 
-async def test_words_that_are_not_there_are_said_not_to_be(tmp_path: Path):
+async def test_words_without_a_match_are_reported(tmp_path: Path):
     async with opened(three_steps(tmp_path)) as screen:
         await screen.press("f")
         await screen.type("nowhere")
@@ -181,7 +181,7 @@ async def test_c_compares_with_the_group_and_m_cycles_through_it(tmp_path: Path)
         assert "┃" not in screen.text
 
 
-async def test_a_trajectory_alone_in_its_group_has_nothing_to_compare_with(tmp_path: Path):
+async def test_single_trajectory_of_a_group_has_no_comparison(tmp_path: Path):
     async with opened(write(tmp_path, trajectory("a", step=1))) as screen:
         await screen.press("c")
         assert "no other trajectory" in screen.bottom
@@ -292,7 +292,7 @@ async def test_a_file_that_vanishes_is_explained(tmp_path: Path):
         assert screen.name == "10 a"
 
 
-async def test_an_empty_folder_waits_for_what_comes(tmp_path: Path):
+async def test_empty_folder_is_watched_for_new_files(tmp_path: Path):
     async with opened(tmp_path) as screen:
         assert "holds no .jsonl" in screen.text.replace("\n", " ")
         await screen.press("n", "N", "s", "i", "c", "t", "escape", "x", "escape", "o", "F", "F", "L", "plus")

@@ -1,4 +1,4 @@
-"""A trajectory becomes lines that show what was said, thought, called and answered."""
+"""A trajectory becomes lines with messages, reasoning, calls and results."""
 
 import re
 
@@ -50,7 +50,7 @@ def _fields(turn: Turn) -> dict[str, object]:
     return {name: getattr(turn, name) for name in turn.__slots__}
 
 
-def test_rewards_stand_with_their_turns():
+def test_rewards_are_shown_with_their_turns():
     lines = _lines(conversation(trajectory("a"), NO_MASK))
     assert any(line.startswith("── turn 0 · reward 0.25 ─") for line in lines)
     assert any(line.startswith("── turn 1 ─") for line in lines)
@@ -90,7 +90,7 @@ def test_each_match_is_on_the_line_that_the_page_says(text: str, width: int):
     assert all(("a", "match") in made.lines[line] for line in made.matches)
 
 
-def test_a_long_text_is_cut_and_a_match_beyond_the_cut_is_shown_with_what_is_around_it():
+def test_long_text_is_cut_and_later_matches_are_shown_with_context():
     blocks = [Block((), "x" * 50_000 + "needle" + "y" * 50_000)]
     needle = Needle("needle")
     unseen = page(blocks, Look(80, needle, most=1000))
@@ -106,14 +106,14 @@ def test_pages_of_many_long_messages_stay_short():
     assert len(page(blocks, Look(80)).lines) < 12_000
 
 
-def test_what_the_mask_matches_is_a_star():
+def test_masked_text_becomes_a_star():
     blocks = conversation(_of("see <|image_pad|><|image_pad|> here"), re.compile(MASK))
     assert blocks[-1].text == "see ** here"
     block = masked(Block((), "aXXXbXXXc", "", ((4, 5, "b"), (8, 9, "c"))), re.compile("X+"))
     assert (block.text, block.paints) == ("a*b*c", ((2, 3, "b"), (4, 5, "c")))
 
 
-def test_tokens_say_who_wrote_them_and_how_likely_the_model_found_its_own():
+def test_tokens_show_their_source_and_log_prob():
     lines = _lines(tokens(trajectory("a", tokens=True), NO_MASK))
     assert lines == [
         "9 tokens, 3 of them sampled (33%) ·  sampled  prompt  boundary  call",
@@ -143,7 +143,7 @@ def test_the_table_has_all_fields_or_the_chosen_one():
     assert "no such" in _lines(table(record, NO_MASK, "such"))[0]
 
 
-def test_two_trajectories_stand_turn_beside_turn():
+def test_two_trajectories_are_shown_side_by_side():
     one = conversation(trajectory("a"), NO_MASK)
     other = conversation(trajectory("b", answer="It is 43."), NO_MASK)
     lines = [plain(line) for line in beside(one, other, Look(100))]

@@ -18,7 +18,7 @@ from torchrl_agentic.viewer.reading import Reading
 
 
 class Reader:
-    """A library whose clock is ours, with what is read of it."""
+    """A library with a virtual clock, and its reader."""
 
     def __init__(self, path: Path) -> None:
         self.now = 0.0
@@ -27,7 +27,7 @@ class Reader:
         self.settle()
 
     def settle(self) -> None:
-        """Look for what is new, and read all of it."""
+        """Look for new lines, and read all of them."""
         self.now += 10
         while self.library.work():
             self.reading.catch_up()
@@ -65,14 +65,14 @@ def _line(name: str, **known: object) -> str:
     return json.dumps(record_to_json(trajectory(name, **known))) + "\n"
 
 
-def test_steps_stand_in_the_order_of_their_numbers(tmp_path: Path, read: Read):
+def test_steps_are_sorted_by_number(tmp_path: Path, read: Read):
     write(three_steps(tmp_path), trajectory("z", step=3))
     (tmp_path / "validation.jsonl").write_text(_line("v"))
     reader = read(tmp_path)
     assert [step.name for step in reader.library.steps] == ["1", "2", "3", "10", "validation"]
 
 
-def test_scores_sort_as_numbers_and_missing_ones_stand_last(tmp_path: Path, read: Read):
+def test_scores_sort_as_numbers_with_missing_ones_last(tmp_path: Path, read: Read):
     reader = read(three_steps(tmp_path))
     assert reader.names == list("abcdef")
     assert reader.ask(sort="score ascending") == ["b", "a", "d", "c", "e", "f"]
@@ -141,7 +141,7 @@ def test_words_that_json_escapes_are_found_too(tmp_path: Path, read: Read):
         assert sum(reader.library.counts.values()) >= 1, words
 
 
-def test_a_match_in_what_is_not_searched_yet_is_gone_to_when_it_is_found(tmp_path: Path, read: Read):
+def test_match_in_unsearched_text_is_selected_when_found(tmp_path: Path, read: Read):
     reader = read(three_steps(tmp_path))
     reader.reading.search("needle d")
     reader.reading.lay_out(80)
@@ -159,14 +159,14 @@ def test_a_request_id_is_found_in_any_step_by_its_beginning(tmp_path: Path, read
     assert reader.library.find("56ef") is None
 
 
-def test_the_group_holds_what_began_alike_in_the_same_step(tmp_path: Path, read: Read):
+def test_group_has_trajectories_of_a_step_with_the_same_prompt(tmp_path: Path, read: Read):
     reader = read(three_steps(tmp_path))
     assert [label(row) for row in reader.library.group(reader.reading.row)] == ["a", "b", "c"]
     reading = reader.reading
     assert [label(reading.next_mate()) for _ in range(3)] == ["b", "c", "b"]
 
 
-def test_what_is_appended_appears_and_the_page_stays(tmp_path: Path, read: Read):
+def test_appended_lines_appear_without_moving_the_page(tmp_path: Path, read: Read):
     reader = read(write(tmp_path, trajectory("a", step=1)))
     row = reader.reading.row
     write(tmp_path, trajectory("b", step=1), trajectory("c", step=2))
@@ -176,7 +176,7 @@ def test_what_is_appended_appears_and_the_page_stays(tmp_path: Path, read: Read)
     assert [step.name for step in reader.library.steps] == ["1", "2"]
 
 
-def test_follow_goes_to_what_is_newest(tmp_path: Path, read: Read):
+def test_follow_selects_the_newest_trajectory(tmp_path: Path, read: Read):
     reader = read(write(tmp_path, trajectory("a", step=1)))
     write(tmp_path, trajectory("c", step=2), trajectory("d", step=2))
     reader.settle()
@@ -199,7 +199,7 @@ def test_a_line_that_is_still_being_written_is_read_again_when_it_is_whole(tmp_p
 
 
 @pytest.mark.parametrize("how", ["cut", "replaced"])
-def test_a_file_that_is_written_anew_is_read_again_and_that_is_said(tmp_path: Path, read: Read, how: str):
+def test_rewritten_file_is_read_again_and_reported(tmp_path: Path, read: Read, how: str):
     path = tmp_path / "1.jsonl"
     path.write_text(_line("a") + _line("b"))
     reader = read(tmp_path)
@@ -216,7 +216,7 @@ def test_a_file_that_is_written_anew_is_read_again_and_that_is_said(tmp_path: Pa
         old.record()
 
 
-def test_a_file_that_vanishes_is_left_out_and_that_is_said(tmp_path: Path, read: Read):
+def test_deleted_file_is_omitted_and_reported(tmp_path: Path, read: Read):
     reader = read(three_steps(tmp_path))
     old = reader.reading.row
     (tmp_path / "1.jsonl").unlink()
@@ -228,7 +228,7 @@ def test_a_file_that_vanishes_is_left_out_and_that_is_said(tmp_path: Path, read:
         old.record()
 
 
-def test_a_folder_that_vanishes_is_said_and_what_was_read_stays_listed(tmp_path: Path, read: Read):
+def test_deleted_folder_is_reported_and_its_rows_stay(tmp_path: Path, read: Read):
     folder = tmp_path / "dump"
     reader = read(three_steps(folder))
     for path in folder.iterdir():
@@ -239,7 +239,7 @@ def test_a_folder_that_vanishes_is_said_and_what_was_read_stays_listed(tmp_path:
     assert reader.names == list("abcdef")
 
 
-def test_an_empty_folder_and_an_empty_file_say_so_until_something_comes(tmp_path: Path, read: Read):
+def test_empty_folder_and_empty_file_are_reported_until_lines_arrive(tmp_path: Path, read: Read):
     reader = read(tmp_path)
     assert "holds no .jsonl" in reader.reading.blocks()[0].text
     (tmp_path / "1.jsonl").touch()
@@ -279,7 +279,7 @@ def test_a_dump_of_inputs_and_outputs_is_shown(tmp_path: Path, read: Read):
     assert reader.ask("acc=1") == ["0"]
 
 
-def test_of_a_large_trajectory_the_beginning_is_shown_and_all_of_it_on_demand(tmp_path: Path, read: Read):
+def test_large_trajectory_is_shortened_until_it_is_expanded(tmp_path: Path, read: Read):
     (tmp_path / "1.jsonl").write_text(_line("a", answer="word " * 1_000_000) + _line("b"))
     reader = read(tmp_path)
     first = reader.reading.blocks()
@@ -313,7 +313,7 @@ def test_a_needle_is_never_missed_by_the_look_at_bytes():
                 assert not needle.spans(text) or needle.may_be_in(line.encode()), (words, text)
 
 
-def test_nan_is_no_score(tmp_path: Path, read: Read):
+def test_nan_is_not_a_score(tmp_path: Path, read: Read):
     reader = read(write(tmp_path, trajectory("a", score=math.nan, step=1)))
     assert reader.reading.row.score is None
     assert reader.ask("score:none") == ["a"]

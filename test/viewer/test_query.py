@@ -1,4 +1,4 @@
-"""The query line says what is listed, and what is wrong with it."""
+"""The query line selects the listed rows, and reports its errors."""
 
 import math
 
@@ -46,7 +46,7 @@ SUMMARY = Summary(
         ("kind>3", False),
     ],
 )
-def test_a_query_lets_through_what_fulfils_all_its_terms(text: str, holds: bool):
+def test_query_matches_rows_that_fulfil_all_terms(text: str, holds: bool):
     assert parse(text, SUMMARY.extras).holds(SUMMARY) is holds
 
 

@@ -1,4 +1,4 @@
-"""What a message thinks aloud is found by the tags that models write."""
+"""Reasoning in a message is found by the tags of models."""
 
 import pytest
 from hypothesis import given
@@ -30,12 +30,12 @@ def test_a_tag_ends_with_its_own_kind():
     assert [*thoughts("[THINK]a</think>b")] == [(0, 17, "a</think>b", False)]
 
 
-def test_no_tag_no_thought():
+def test_text_without_tags_has_no_reasoning():
     assert not [*thoughts("a < b > c [think] <Think>")]
 
 
 @given(st.lists(st.sampled_from([*TAGS, *map(_end, TAGS), "a", "\n"]), max_size=12).map("".join))
-def test_thoughts_stand_apart_and_in_order(text: str):
+def test_reasoning_blocks_are_disjoint_and_in_order(text: str):
     end = 0
     for thought in thoughts(text):
         assert end <= thought.start < thought.stop <= len(text)

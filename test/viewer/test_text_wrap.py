@@ -15,7 +15,7 @@ _hostile = st.text(
 
 @given(_hostile, st.integers(2, 40))
 def test_lines_fit_their_width_and_lose_nothing(text: str, width: int):
-    """Whatever is wide, narrow or of no width: no line is wider than there is room."""
+    """With wide, narrow and zero-width characters, no line exceeds the width."""
     lines = [plain(line) for line, _ in wrapped([(text, "")], width)]
     assert all(cell_len(line) <= width for line in lines)
     assert "".join(lines) == "".join(printable(part) for part in text.split("\n"))

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from torchrl_agentic.cli.show import progress_bar
 from torchrl_agentic.dispatch.dispatcher import Dispatcher
-from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, Status, ToolResult, fields_of
 from torchrl_agentic.text import printable, read_json
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def check_load(
     from torchrl_agentic.tools.tool_adapter import ensure_tool
 
     try:
-        tool_options = read_json(options)
-        call_args = read_json(args) if args is not None else ARGS.get(tool, {})
-        if not isinstance(tool_options, dict) or not isinstance(call_args, dict):
+        tool_options = fields_of(read_json(options))
+        call_args = fields_of(read_json(args) if args is not None else ARGS.get(tool, {}))
+        if tool_options is None or call_args is None:
             raise ValueError(
                 "--options and --args must be JSON objects, such as --options '{\"timeout\": 5}'"
             )
@@ -113,12 +113,12 @@ def check_load(
 
 
 @contextlib.contextmanager
-def _served(tool: str, options: dict[str, Any]) -> Generator[tuple[dict[str, Any], str]]:
+def _served(tool: str, options: Fields) -> Generator[tuple[Fields, str]]:
     """Yield the options with the URL of a running service; start one if the options name none."""
     if tool not in _SERVED or _SERVED[tool][0] in options:
         yield options, ""
         return
-    from torchrl_agentic.testing.servers.embedded import serving
+    from torchrl_agentic.serve.serving import serving
 
     option, app, path = _SERVED[tool]
     with serving(app) as url:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console, Group
@@ -200,11 +200,11 @@ def _ask(
     loaded = load_rollout_tools(settings, folder)
     path = chosen.path
     if path == "tiny":
-        from torchrl_agentic.testing.tiny import TINY
+        from torchrl_agentic.rollout.tiny_model import TINY
 
         path = str(TINY)
     model, tokenizer = load_model(path, chosen.engine)
-    torch.manual_seed(chosen.seed)
+    cast("Any", torch).manual_seed(chosen.seed)
     bound = loaded.max_turns or chosen.max_turns
     if loaded.max_user_turns or loaded.interaction_config_path:
         console.print(
@@ -453,7 +453,7 @@ _REASONING_OPEN = (
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    return cast("Any", AutoTokenizer).from_pretrained(name)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import pydantic
 
 from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
 from torchrl_agentic.config.document import read_yaml
-from torchrl_agentic.config.sections import read_section
+from torchrl_agentic.config.sections import MultiTurnSection, read_section
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.messages import Message
+from torchrl_agentic.messages import JSON, Fields, Message, fields_of
 from torchrl_agentic.rollout.evaluate import Sample
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.text import read_json
@@ -83,9 +83,33 @@ class RolloutConfig(ToolsConfig):
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:
             self.tools = ["python", "stop"]
         if "parser" not in self.model_fields_set:
-            formats = [section.format for section in self.multi_turn_sections().values() if section.format]
-            self.parser = formats[-1] if formats else self.parser
+            for section in self.inner_sections().values():
+                if isinstance(section, MultiTurnSection) and section.format:
+                    self.parser = section.format
         return self
+
+    @classmethod
+    def read(cls, data: JSON, location: Location) -> RolloutConfig:
+        """Validate the values of a file.
+
+        Args:
+            data: Plain values.
+            location: Position of the values; tools and limiters name it in errors.
+
+        Raises:
+            ConfigError: If the data does not fit; the message has one line per mistake.
+        """
+        config = read_section(cls, data, location)
+        config._location = location
+        return config
+
+    def location(self, folder: Path) -> Location:
+        """Return the position in the file that it was read from.
+
+        Args:
+            folder: Directory of a configuration that was not read from a file.
+        """
+        return self._location or Location(folder)
 
 
 def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
@@ -104,11 +128,10 @@ def load_config(path: Path, model: ModelConfig | None = None) -> RolloutConfig:
         name = [path.name]
         return RolloutConfig(questions=name, model=model) if model else RolloutConfig(conversations=name)
     data, location = read_yaml(path)
-    if model is not None and isinstance(data, dict):
-        data = {**data, "model": model.model_dump(exclude_unset=True)}
-    config = read_section(RolloutConfig, data, location)
-    config._location = location
-    return config
+    fields = fields_of(data)
+    if model is not None and fields is not None:
+        data = {**fields, "model": model.model_dump(exclude_unset=True)}
+    return RolloutConfig.read(data, location)
 
 
 def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
@@ -121,7 +144,7 @@ def load_rollout_tools(config: RolloutConfig, folder: Path) -> LoadedTools:
     Raises:
         ConfigError: If an entry is not a tool, its options do not fit, or a limiter has wrong arguments.
     """
-    return load_config_tools(config, config._location or Location(folder))
+    return load_config_tools(config, config.location(folder))
 
 
 def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
@@ -176,20 +199,20 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Sample]:
     return found
 
 
-def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Sample:
-    fields = item if isinstance(item, dict) else {}
+def _question(place: str, item: JSON, name: str, system_prompt: str | None) -> Sample:
+    fields = fields_of(item) or {}
     query = fields.get("query")
-    messages = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
-    judged = fields.get("reward_model")
-    truth = judged.get("ground_truth") if isinstance(judged, dict) else None
+    asked = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
+    messages = _messages(asked)
+    truth = (fields_of(fields.get("reward_model")) or {}).get("ground_truth")
     answer = fields.get("answer")
     if answer is None and isinstance(truth, str | int | float):
         answer = truth
     if isinstance(query, str):
         system = [] if system_prompt is None else [Message("system", system_prompt)]
-        asked = (*system, Message("user", query))
-    elif messages and _are_messages(messages):
-        asked = tuple(Message(m["role"], m.get("content")) for m in messages)
+        prompt = (*system, Message("user", query))
+    elif messages:
+        prompt = tuple(Message(m["role"], m.get("content")) for m in messages)
     else:
         raise ConfigError(
             f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}, which may '
@@ -197,13 +220,16 @@ def _question(place: str, item: Any, name: str, system_prompt: str | None) -> Sa
         )
     if not isinstance(answer, str | int | float | None):
         raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
-    return Sample(str(fields.get("name", name)), asked, None if answer is None else str(answer))
+    return Sample(str(fields.get("name", name)), prompt, None if answer is None else str(answer))
 
 
-def _are_messages(messages: Any) -> TypeGuard[list[dict[str, Any]]]:
-    return isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-    )
+def _messages(value: JSON) -> list[Fields] | None:
+    """Return a list of messages, or None if the value is something else."""
+    if not isinstance(value, list):
+        return None
+    found = [fields_of(item) for item in cast("list[JSON]", value)]
+    messages = [fields for fields in found if fields is not None and isinstance(fields.get("role"), str)]
+    return messages if len(messages) == len(found) else None
 
 
 Named = TypeVar("Named", Conversation, Sample)
@@ -219,7 +245,7 @@ def _renamed(item: Named, others: Sequence[Named]) -> Named:
     return dataclasses.replace(item, name=name)
 
 
-def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]:
+def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, JSON]]:
     """Yield the items of files: the file, the position in it, the item."""
     for name in names:
         path = folder / name
@@ -234,41 +260,41 @@ def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, Any]]
             yield path, place, item
 
 
-def _parquet(path: Path) -> list[dict[str, Any]]:
+def _parquet(path: Path) -> list[dict[str, JSON]]:
     try:
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra(f"{path}", "pyarrow", "parquet") from None
     try:
-        return parquet.read_table(path).to_pylist()
+        return cast("Any", parquet).read_table(path).to_pylist()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a Parquet file: {error}") from None
 
 
-def _items(path: Path, text: str) -> list[tuple[str, Any]]:
+def _items(path: Path, text: str) -> list[tuple[str, JSON]]:
     if path.suffix == ".jsonl":  # one object a line; in JSON, nothing but a newline ends one
         lines = enumerate(text.split("\n"), 1)
         return [(f"{path}, line {n}", _json(f"{path}, line {n}", line)) for n, line in lines if line.strip()]
     whole = _json(str(path), text)
-    return [
-        (f"{path}, item {n}", item) for n, item in enumerate(whole if isinstance(whole, list) else [whole])
-    ]
+    items = cast("list[JSON]", whole) if isinstance(whole, list) else [whole]
+    return [(f"{path}, item {n}", item) for n, item in enumerate(items)]
 
 
-def _json(place: str, text: str) -> Any:
+def _json(place: str, text: str) -> JSON:
     try:
         return read_json(text)
     except ValueError as error:
         raise ConfigError(f"{place}: not JSON: {error}") from None
 
 
-def _conversation(place: str, item: Any, name: str) -> Conversation:
-    messages = item.get("messages") if isinstance(item, dict) else None
-    if not _are_messages(messages):
+def _conversation(place: str, item: JSON, name: str) -> Conversation:
+    fields = fields_of(item) or {}
+    messages = _messages(fields.get("messages"))
+    if messages is None:
         raise ConfigError(f'{place}: expected {{"messages": [{{"role", "content"}}, …]}}')
     try:
         return Conversation.of(
-            str(item.get("name", name)),
+            str(fields.get("name", name)),
             [
                 Message(m["role"], m.get("content"), tuple(m.get("tool_calls") or ()), m.get("tool_call_id"))
                 for m in messages

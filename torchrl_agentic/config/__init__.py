@@ -1,9 +1,10 @@
 """Tools and interactions from YAML files, in our short form and in verl's; errors name file and line."""
 
-from torchrl_agentic.config.document import ConfigError, Location
+from torchrl_agentic.config.document import Location
 from torchrl_agentic.config.interactions import load_interactions
 from torchrl_agentic.config.loader import LoadedTools, load_config_tools, load_tools
 from torchrl_agentic.config.sections import ToolsConfig
+from torchrl_agentic.errors import ConfigError
 
 __all__ = [
     "ConfigError", "LoadedTools", "Location", "ToolsConfig", "load_config_tools", "load_interactions",

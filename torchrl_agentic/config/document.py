@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import yaml
 
-from torchrl_agentic.text import MAX_DEPTH, count_values, did_you_mean
-from torchrl_agentic.tools.schema import shorten
+from torchrl_agentic.errors import ConfigError, MissingExtra
+from torchrl_agentic.text import MAX_DEPTH, count_values, shorten
+from torchrl_agentic.tools.options import OptionError
 
 Steps = tuple[str, ...]
+T = TypeVar("T")
 MAX_VALUES = 200_000
 """Bound on the values of a file, with its aliases expanded."""
 _ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,([^}]*))?\}")
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class ConfigError(ValueError):
-    """A mistake in a configuration; the message begins with `file:line`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +53,40 @@ class Location:
         name = ".".join(self.steps)
         return f"{self.place}: {name}" if self.path and name else name or self.place
 
-    def fail(self, message: str) -> NoReturn:
+    def fail(self, message: object) -> NoReturn:
         """Raise ConfigError with this position before the message."""
         raise ConfigError(f"{self}: {message}")
 
-    def find_file(self, name: str) -> Path:
-        """Return the absolute path of a file next to the YAML file, or else in the working directory."""
-        tried = [folder / Path(name).expanduser() for folder in (self.folder, Path.cwd())]
-        if found := [path.resolve() for path in tried if path.is_file()]:
-            return found[0]
-        folders = " or ".join(dict.fromkeys(str(path.parent.resolve()) for path in tried))
-        raise ConfigError(f"{self}: no file {name!r}: there is no {tried[0].name} in {folders}")
+    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Call a function; its errors become those of this position, or of the option that they name.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            **options: Its keyword arguments.
+        """
+        try:
+            return function(*args, **options)
+        except MissingExtra:
+            raise
+        except (ImportError, TypeError, ValueError, FileNotFoundError) as error:
+            where = self.at(*error.steps) if isinstance(error, OptionError) else self
+            raise ConfigError(f"{where}: {error}") from error
+
+    def find(self, function: Callable[..., T], name: str, **options: Any) -> T:
+        """Call `find_file`, `load_object` or `load_tool`; files are next to the YAML file, or in the cwd.
+
+        Args:
+            function: The function.
+            name: Name of the file or object.
+            **options: Further arguments of the function.
+        """
+        return self.call(function, name, self.folder, Path.cwd(), **options)
 
 
 class _Mistake(yaml.MarkedYAMLError):
     def __init__(self, message: str, node: Any) -> None:
-        super().__init__(None, None, message, node.start_mark)
+        super().__init__(problem=message, problem_mark=node.start_mark)
 
 
 class _Loader(_FastLoader):
@@ -83,13 +99,9 @@ class _Loader(_FastLoader):
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
-                raise _Mistake(
-                    f"a key must be a string; quote {shorten(key.value)!r}, which YAML reads otherwise", key
-                )
+                raise _Mistake(f"a key must be a string; quote {shorten(key.value)!r}", key)
             if key.value in lines:
-                raise _Mistake(
-                    f"duplicate key {key.value!r}, first in line {lines[key.value]}; remove one", key
-                )
+                raise _Mistake(f"duplicate key {key.value!r}, first in line {lines[key.value]}", key)
             lines[key.value] = key.start_mark.line + 1
         _FastLoader.flatten_mapping(self, node)
         if len(node.value) > MAX_VALUES:
@@ -113,13 +125,10 @@ class _Loader(_FastLoader):
 
 
 def read_yaml(path: str | Path) -> tuple[Any, Location]:
-    """Read a YAML file.
+    """Return the plain dicts, lists and scalars of a YAML file, and the location of the root.
 
     Args:
         path: The file.
-
-    Returns:
-        Plain dicts, lists and scalars, and the location of the root.
 
     Raises:
         ConfigError: If the file is missing, empty or not YAML, has a duplicate key or a key that is not a
@@ -130,13 +139,10 @@ def read_yaml(path: str | Path) -> tuple[Any, Location]:
         raise ConfigError(f"{path}: no such file")
     try:
         text, depth = path.read_text("utf-8"), 0
-        # Composing nodes recurses in C: bound the depth before.
-        for event in cast("Any", yaml).parse(text, _Loader):
+        for event in cast("Any", yaml).parse(text, _Loader):  # composing nodes recurses in C: check before
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                raise ConfigError(
-                    f"{path}:{event.start_mark.line + 1}: nested more than {MAX_DEPTH} levels deep"
-                )
+                raise _Mistake(f"nested more than {MAX_DEPTH} levels deep", event)
         loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
@@ -146,7 +152,12 @@ def read_yaml(path: str | Path) -> tuple[Any, Location]:
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{path}{_explain(error, path)}") from None
+        place = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
+        if isinstance(error, _Mistake):
+            raise ConfigError(f"{place}: {error.problem}") from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        hint = "check the indentation (spaces, never a tab), the quotes and the brackets"
+        raise ConfigError(f"{place}: not YAML: {problem}; {hint}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     return data, Location(path.resolve().parent, path, dict(_lines(root)))
@@ -161,30 +172,3 @@ def _lines(node: yaml.Node, steps: Steps = (), line: int = 1) -> Iterator[tuple[
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield from _lines(item, (*steps, str(index)), item.start_mark.line + 1)
-
-
-def _explain(error: yaml.MarkedYAMLError, path: Path) -> str:
-    """Return line and message of an error, in the words of PyYAML's own parser where they are clearer."""
-    try:
-        yaml.SafeLoader(path.read_text("utf-8")).get_single_node()
-    except yaml.MarkedYAMLError as clearer:
-        error = clearer
-    problem = ", ".join(str(part) for part in (error.context, error.problem) if part)
-    is_indentation = "mapping values" in problem or "<block" in problem
-    hint = "; indent with spaces, not with a tab" if "'\\t'" in problem else "; check the indentation"
-    message = problem if isinstance(error, _Mistake) else f"not YAML: {problem}"
-    line = error.problem_mark.line + 1 if error.problem_mark else 1
-    return f":{line}: {message}{hint if is_indentation or 'tab' in hint else ''}"
-
-
-def unknown_key(key: str, known: Iterable[str], hint: str = "") -> str:
-    """Return the message for a key that does not exist.
-
-    Args:
-        key: The key, as it was written.
-        known: The valid keys.
-        hint: Text to add if no valid key is near.
-    """
-    known = list(known)
-    expected = ", ".join(known) or "(none)"
-    return f"unknown key {key!r}; expected one of {expected}{did_you_mean(key, known) or hint}"

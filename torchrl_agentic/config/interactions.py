@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import pydantic
 
 from torchrl_agentic.config.document import read_yaml
 from torchrl_agentic.config.sections import Section, read_section
-from torchrl_agentic.config.sources import find_object
-from torchrl_agentic.interactions import Interaction, as_interaction
+from torchrl_agentic.interactions import Interaction
+from torchrl_agentic.interactions.adapters import create_interaction
 from torchrl_agentic.interactions.base import default_name
+from torchrl_agentic.tools.loading import load_object
 
 
 class _Entry(Section):
@@ -26,7 +26,7 @@ class _Interactions(Section):
 
 
 def load_interactions(path: str | Path) -> dict[str, Interaction]:
-    """Create the interactions of a file: `interaction: [{name?, class_name, config?}, …]`.
+    """Return the interactions of a file by name: `interaction: [{name?, class_name, config?}, …]`.
 
     A class in verl's form gets `config` as one mapping, with the name in it; an `Interaction` gets its
     entries as arguments. The default name is that of the class without `Interaction`, in lower case.
@@ -34,9 +34,6 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
     Args:
         path: The file. A `class_name` is `package.module.Class` or `file.py:Class`; verl's
             `Gsm8kInteraction` is replaced by ours.
-
-    Returns:
-        The interactions by name.
 
     Raises:
         ConfigError: If an entry is wrong, two have one name, or a class cannot be found or created.
@@ -48,16 +45,6 @@ def load_interactions(path: str | Path) -> dict[str, Interaction]:
         name = entry.name or default_name(entry.class_name.rpartition(".")[2].rpartition(":")[2])
         if name in made:
             where.fail(f"two interactions are named {name!r}; rename one")
-        kind, config = find_object(entry.class_name, where), entry.config or {}
-        if not inspect.isclass(kind):
-            where.fail(f"{entry.class_name!r} is not a class")
-        try:
-            made[name] = (
-                kind(**config)
-                if issubclass(kind, Interaction)
-                else as_interaction(cast("Any", kind)(config={"name": name, **config}), name=name)
-            )
-        except TypeError as error:
-            where.fail(f"{entry.class_name}: {error}")
-        made[name].name = name
+        kind = where.find(load_object, entry.class_name)
+        made[name] = where.call(create_interaction, kind, name, entry.config or {})
     return made

@@ -1,38 +1,36 @@
-"""Load the tools of a YAML file: each file and section becomes a `Part`, and parts are joined."""
+"""Load the tools of a YAML file: files, sections and entries yield tools, toolsets, limits and settings.
+
+Loading runs the code of the files and modules that a configuration names. Names never come from data.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from torchrl_agentic.config.document import ConfigError, Location, read_yaml
-from torchrl_agentic.config.sections import (
-    VERL_DEFAULTS,
-    ClassSection,
-    FilesSection,
-    MCPSection,
-    MCPSettings,
-    MultiTurnSection,
-    ToolsConfig,
-    read_section,
-)
-from torchrl_agentic.config.sources import class_tool, create, function_tool, native_tool, server_toolsets
+from torchrl_agentic.config import sections
+from torchrl_agentic.config.document import Location, read_yaml
+from torchrl_agentic.config.sections import read_section
+from torchrl_agentic.errors import ConfigError
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
-from torchrl_agentic.text import did_you_mean, nearest
+from torchrl_agentic.text import did_you_mean, nearest, shorten
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.function import FunctionTool, place_of
-from torchrl_agentic.tools.loading import load_function_tools, load_module
-from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.tools.loading import find_file, load_function_tools, load_module, load_object, load_tool
+from torchrl_agentic.tools.native_tool import TOOLS, native_tool
+from torchrl_agentic.tools.options import create
+from torchrl_agentic.tools.schema_lint import corrected
+from torchrl_agentic.tools.selected_toolset import SelectedToolset, same_name, unknown_tool
+from torchrl_agentic.tools.verl.create_tool import create_tool
 
 logger = logging.getLogger(__name__)
-_MCP_CLASSES = ("verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,72 +100,15 @@ class LoadedTools:
         return [call for call, is_set in found.items() if is_set]
 
 
-@dataclass(eq=False)
-class ConfiguredToolset(Toolset):
-    """A toolset that offers its selected tools, under names that no other source of the configuration uses.
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    tool: str
+    limiter: Limiter
+    location: Location
 
-    Attributes:
-        toolset: The toolset. `teardown` closes it, also after a `setup` that raised.
-        source: Its place in the configuration.
-        names: Tool name → its owner and place, shared by all sources of the configuration.
-        wanted: Names of the selected tools, or None for all.
-        required: Selected names that only this toolset can have → their positions.
-    """
 
-    toolset: Toolset
-    source: str
-    names: dict[str, tuple[object, str]] = field(repr=False)
-    wanted: frozenset[str] | None = None
-    required: Mapping[str, Location] = field(default_factory=dict[str, Location])
-
-    @property
-    def revision(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  read only
-        """The revision of the toolset."""
-        return getattr(self.toolset, "revision", 0)
-
-    @property
-    def world(self) -> Toolset | None:
-        """The world of the toolset."""
-        return self.toolset.world
-
-    async def setup(self) -> Sequence[Tool]:
-        """Open the toolset and return its selected tools.
-
-        Raises:
-            ConfigError: If a selected tool does not exist, or another source has a tool of the same name.
-        """
-        offered = [ensure_tool(tool) for tool in await self.toolset.setup()]
-        known = [tool.name for tool in offered]
-        for name, location in self.required.items():
-            if name not in known:
-                location.fail(_no_tool(name, known, "select"))
-        chosen = self._chosen(offered)
-        others = {name: place for name, (owner, place) in self.names.items() if owner is not self}
-        if taken := [tool.name for tool in chosen if tool.name in others]:
-            raise ConfigError("\n".join(_duplicate(name, [others[name], self.source]) for name in taken))
-        self.names.update({tool.name: (self, self.source) for tool in chosen})
-        return chosen
-
-    async def teardown(self) -> None:
-        """Close the toolset."""
-        await self.toolset.teardown()
-
-    async def refresh(self) -> Sequence[Tool]:
-        """Return the selected tools of those that the toolset offers now."""
-        return self._chosen([ensure_tool(tool) for tool in await self.toolset.refresh()])
-
-    def select(self, names: Iterable[str], required: Mapping[str, Location]) -> ConfiguredToolset:
-        """Return a toolset that offers only some of the tools.
-
-        Args:
-            names: Names of the tools to keep.
-            required: Names that this toolset must offer → their positions.
-        """
-        wanted = frozenset(names) if self.wanted is None else self.wanted & frozenset(names)
-        return replace(self, wanted=wanted, required={**self.required, **required})
-
-    def _chosen(self, tools: Sequence[Tool]) -> list[Tool]:
-        return [tool for tool in tools if self.wanted is None or tool.name in self.wanted]
+_Item = Source | SelectedToolset | _Limit | dict[str, Any]
+"""What a file, a section or an entry leads to; a dict holds settings of verl's `multi_turn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,27 +121,13 @@ class _Shared:
     names: dict[str, tuple[object, str]] = field(default_factory=dict[str, tuple[object, str]])
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Tools and settings of a file, a section or an entry. `tokenizer` is None where verl has no say."""
-
-    sources: Sequence[Source] = ()
-    toolsets: Sequence[ConfiguredToolset] = ()
-    limits: Sequence[tuple[str, Limiter, Location]] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    tokenizer: Mapping[str, Any] | None = None
-
-
 def load_tools(path: str | Path) -> LoadedTools:
-    """Create the tools that a YAML file names.
+    """Return the tools and settings of a YAML file.
 
     Loading runs code: the file names classes and functions, which are imported. Treat it as a program.
 
     Args:
         path: The file.
-
-    Returns:
-        The tools and settings.
 
     Raises:
         ConfigError: If the file has a mistake; the message names file and line.
@@ -208,196 +135,170 @@ def load_tools(path: str | Path) -> LoadedTools:
         SandboxError: If it names a tool that needs a sandbox, and none works here.
     """
     data, location = read_yaml(path)
-    return load_config_tools(read_section(ToolsConfig, data, location), location)
+    return load_config_tools(read_section(sections.ToolsConfig, data, location), location)
 
 
-def load_config_tools(config: ToolsConfig, location: Location) -> LoadedTools:
+def load_config_tools(config: sections.ToolsConfig, location: Location) -> LoadedTools:
     """Create the tools of a configuration that has been read or made in Python; see `load_tools`.
 
     Args:
         config: The configuration.
         location: Its root.
     """
-    shared = _Shared()
-    if location.path is not None:
-        shared.seen.add(location.path.resolve())
-    part = _config_part(config, location, shared)
-    places: dict[str, list[Source]] = {}
-    for source in part.sources:
-        places.setdefault(source.tool.name, []).append(source)
-    if duplicates := [_duplicate(name, found) for name, found in places.items() if len(found) > 1]:
+    shared = _Shared(seen={location.path.resolve()} if location.path else set())
+    items = list(_config_items(config, location, shared))
+    sources: dict[str, list[Source]] = {}
+    limits: dict[str, _Limit] = {}
+    for source in (item for item in items if isinstance(item, Source)):
+        sources.setdefault(source.tool.name, []).append(source)
+    if duplicates := [same_name(name, found) for name, found in sources.items() if len(found) > 1]:
         raise ConfigError("\n".join(duplicates))
-    limited: dict[str, Location] = {}
-    for name, _, where in part.limits:
-        if name in limited:
-            where.fail(f"the limit of {name!r} is already set in {limited[name].place}")
-        if name not in places:
-            hint = "; set rate_limit of an MCP server in its config" if part.toolsets else ""
-            where.fail(_no_tool(name, places, "limit", hint))
-        limited[name] = where
-    shared.names.update({name: (None, found[0].place) for name, found in places.items()})
+    toolsets = tuple(item for item in items if isinstance(item, SelectedToolset))
+    for limit in (item for item in items if isinstance(item, _Limit)):
+        if (first := limits.setdefault(limit.tool, limit)) is not limit:
+            limit.location.fail(f"the limit of {limit.tool!r} is already set in {first.location.place}")
+        if limit.tool not in sources:
+            hint = "; set rate_limit of an MCP server in its config" if toolsets else ""
+            limit.location.fail(unknown_tool(limit.tool, sources, "limit", hint))
+    shared.names.update({name: (None, found[0].place) for name, found in sources.items()})
+    stated = [item for item in items if isinstance(item, dict)]  # later ones replace earlier ones
+    settings = dict(sections.VERL_DEFAULTS if stated else {})
+    for each in stated:
+        settings.update(each)
     return LoadedTools(
-        tools=tuple(source.tool for source in part.sources),
-        toolsets=tuple(part.toolsets),
-        limits={name: limiter for name, limiter, _ in part.limits},
-        sources={name: found[0] for name, found in places.items()},
-        tokenizer_options={} if part.tokenizer is None else {**VERL_DEFAULTS, **part.tokenizer},
-        **part.settings,
+        tools=tuple(found[0].tool for found in sources.values()),
+        toolsets=toolsets,
+        limits={name: limit.limiter for name, limit in limits.items()},
+        sources={name: found[0] for name, found in sources.items()},
+        tokenizer_options={name: settings[name] for name in sections.VERL_DEFAULTS if stated},
+        **{name: value for name, value in settings.items() if name not in sections.VERL_DEFAULTS},
     )
 
 
-def _no_tool(name: str, known: Iterable[str], purpose: str, hint: str = "") -> str:
-    return f"no tool {name!r} to {purpose}{did_you_mean(name, known)} (tools: {', '.join(known)}{hint})"
-
-
-def _duplicate(name: str, places: Sequence[object]) -> str:
-    return "\n  ".join([f"{len(places)} tools are named {name!r}; rename all but one:", *map(str, places)])
-
-
-def _joined(parts: Iterable[_Part]) -> _Part:
-    """Return the union of parts; later settings replace earlier ones."""
-    parts = list(parts)
-    tokenizers = [part.tokenizer for part in parts if part.tokenizer is not None]
-    return _Part(
-        [source for part in parts for source in part.sources],
-        [toolset for part in parts for toolset in part.toolsets],
-        [limit for part in parts for limit in part.limits],
-        dict(chain.from_iterable(part.settings.items() for part in parts)),
-        dict(chain.from_iterable(options.items() for options in tokenizers)) if tokenizers else None,
-    )
-
-
-def _selected(part: _Part, names: Sequence[str] | None, location: Location) -> _Part:
-    """Return the part with only the selected tools."""
-    if names is None:
-        return part
-    known = [source.tool.name for source in part.sources]
-    required = {name: location.at(index) for index, name in enumerate(names) if name not in known}
-    if required and not part.toolsets:
-        name, where = next(iter(required.items()))
-        where.fail(_no_tool(name, known, "select"))
-    alone = required if len(part.toolsets) == 1 else {}
-    sources = [source for source in part.sources if source.tool.name in names]
-    return replace(part, sources=sources, toolsets=[each.select(names, alone) for each in part.toolsets])
-
-
-def _config_part(config: ToolsConfig, location: Location, shared: _Shared) -> _Part:
-    sections = {location.at(*steps): section for steps, section in config.multi_turn_sections().items()}
-    for where, section in sections.items():
-        if not section.enable:
-            logger.warning("%s: false: the file's tools are not loaded", where.at("enable"))
-            return _Part()
-    parts = [_entry_part(entry, location.at("tools", n), shared) for n, entry in enumerate(config.tools)]
-    parts.append(_files_part(config, location, shared))
-    if config.mcp is not None:
-        parts.append(_servers_part(config.mcp, location.at("mcp"), shared))
-    rollout = config.actor_rollout_ref and config.actor_rollout_ref.rollout
-    for owner, steps in ((config, ()), (rollout, ("actor_rollout_ref", "rollout"))):
-        if owner and owner.tool_kwargs:
-            parts.append(_files_part(owner.tool_kwargs, location.at(*steps, "tool_kwargs"), shared))
-    parts += [_multi_turn_part(section, where, shared) for where, section in sections.items()]
-    part = _selected(_joined(parts), config.tool_selected_list, location.at("tool_selected_list"))
-    limits: list[tuple[str, Limiter, Location]] = []
+def _config_items(config: sections.ToolsConfig, location: Location, shared: _Shared) -> Iterator[_Item]:
+    """Yield the tools, limits and settings of a configuration; none if it is switched off."""
+    for steps, section in config.inner_sections().items():
+        if isinstance(section, sections.MultiTurnSection) and not section.enable:
+            logger.warning("%s: false: the file's tools are not loaded", location.at(*steps, "enable"))
+            return
+    items = _tool_items(config, location, shared)
+    yield from _selected(items, config.tool_selected_list, location)
     for name, arguments in config.limits.items():
         where = location.at("limits", name)
         kind = ClusterRateLimiter if "name" in arguments else RateLimiter
-        limits.append((name, create(kind, arguments, where), where))
-    return _joined([part, _Part(limits=limits)])
+        yield _Limit(name, where.call(create, kind, arguments), where)
 
 
-def _multi_turn_part(section: MultiTurnSection, location: Location, shared: _Shared) -> _Part:
-    """Return the tools of verl's `multi_turn`; its settings replace those of the files that it names."""
-    files = _files_part(section, location, shared)
-    part = _selected(files, section.tool_selected_list, location.at("tool_selected_list"))
-    settings, stated = section.settings(), section.tokenizer_options()
-    if section.interaction_config_path:
-        where = location.at("interaction_config_path")
-        settings["interaction_config_path"] = where.find_file(section.interaction_config_path)
-    if kept := {"left": "head", "right": "tail"}.get(section.tool_response_truncate_side or ""):
-        where = location.at("tool_response_truncate_side")
-        message = "%s: keeps the %s of a long result, as verl up to 0.7; later releases keep the other end"
-        logger.warning(message, where, kept)
-    return _joined([part, _Part(settings=settings, tokenizer=stated)])
+def _tool_items(config: sections.ToolsConfig, location: Location, shared: _Shared) -> Iterator[_Item]:
+    for index, entry in enumerate(config.tools):
+        yield from _entry_items(entry, location.at("tools", index), shared)
+    yield from _file_items(config, location, shared)
+    if config.mcp is not None:
+        yield from _server_items(config.mcp, location.at("mcp"), shared)
+    for steps, section in config.inner_sections().items():
+        where = location.at(*steps)
+        yield from _selected(_file_items(section, where, shared), section.tool_selected_list, where)
+        if isinstance(section, sections.MultiTurnSection):
+            yield section.settings(where)
 
 
-def _files_part(section: FilesSection, location: Location, shared: _Shared) -> _Part:
-    """Return the tools of the files that a section names, without files that have been read before."""
-    parts: list[_Part] = []
-    for name in section.function_tool_path:
-        where = location.at("function_tool_path")
-        if (path := where.find_file(name)) not in shared.seen:
-            shared.seen.add(path)
-            try:
-                made = load_function_tools(path)
-            except (ImportError, ValueError, TypeError) as error:
-                where.fail(str(error))
-            parts.append(_Part([Source(tool, where.place, tool.function) for tool in made]))
-    for key in ("tools_config_file", "tool_config_path"):
+def _selected(items: Iterable[_Item], names: Sequence[str] | None, location: Location) -> Iterable[_Item]:
+    """Return the items with only the tools that the `tool_selected_list` of a section names."""
+    if names is None:
+        return items
+    items, location = list(items), location.at("tool_selected_list")
+    toolsets = [item for item in items if isinstance(item, SelectedToolset)]
+    known = [item.tool.name for item in items if isinstance(item, Source)]
+    required = {name: location.at(index) for index, name in enumerate(names) if name not in known}
+    if required and not toolsets:
+        name, where = next(iter(required.items()))
+        where.fail(unknown_tool(name, known, "select"))
+    alone = {name: str(where) for name, where in required.items() if len(toolsets) == 1}
+    kept = [item for item in items if not isinstance(item, Source) or item.tool.name in names]
+    return [item.select(names, alone) if isinstance(item, SelectedToolset) else item for item in kept]
+
+
+def _file_items(section: sections.FilesSection, location: Location, shared: _Shared) -> Iterator[_Item]:
+    """Yield the tools of the files that a section names, without files that have been read before."""
+    for key in ("function_tool_path", "tools_config_file", "tool_config_path"):
+        where = location.at(key)
         for name in getattr(section, key):
-            if (path := location.at(key).find_file(name)) not in shared.seen:
-                shared.seen.add(path)
+            if (path := where.find(find_file, name)) in shared.seen:
+                continue
+            shared.seen.add(path)
+            if key == "function_tool_path":
+                for tool in where.call(load_function_tools, path):
+                    yield Source(tool, where.place, tool.function)
+            else:
                 data, root = read_yaml(path)
-                parts.append(_config_part(read_section(ToolsConfig, data, root), root, shared))
+                yield from _config_items(read_section(sections.ToolsConfig, data, root), root, shared)
     if section.mcp_servers_config_path:
-        servers = MCPSection(mcp_servers_config_path=section.mcp_servers_config_path)
-        parts.append(_servers_part(servers, location, shared))
-    return _joined(parts)
+        servers = sections.MCPSection(mcp_servers_config_path=section.mcp_servers_config_path)
+        yield from _server_items(servers, location, shared)
 
 
-def _servers_part(section: MCPSection, location: Location, shared: _Shared) -> _Part:
-    found = server_toolsets(section, location).items()
-    part = _Part(toolsets=[_toolset(made, location, source, shared) for source, made in found])
+def _server_items(section: sections.MCPSection, location: Location, shared: _Shared) -> Iterable[_Item]:
+    """Return a toolset for each MCP server of the files that a section names, without starting it."""
+    from torchrl_agentic.tools.mcp import mcp_servers
+
+    keys = {"name_prefix", "sessions", "start_timeout", "max_result_bytes", "on_change", "fingerprints"}
+    options = section.model_dump(exclude_unset=True, by_alias=True, include={"timeout", *keys})
+    toolsets: list[SelectedToolset] = []
+    where = location.at("mcp_servers_config_path")
+    limits: Any = {"rate_per_second": section.rate_limit, "max_concurrent": section.max_concurrent}
+    if limits != dict.fromkeys(limits):
+        options["limiter"] = location.call(RateLimiter, **limits)
+    for file in section.mcp_servers_config_path:
+        path = where.find(find_file, file)
+        for name, toolset in where.call(mcp_servers, path, **options).items():
+            source = f"{location.place} ({path}, server {name!r})"
+            toolsets.append(SelectedToolset(toolset, source, shared.names))
     names = section.tool_selected_list
-    shown = None if names is None else [section.name_prefix + name for name in names]
-    return _selected(part, shown, location.at("tool_selected_list"))
+    return _selected(toolsets, names and [section.name_prefix + name for name in names], location)
 
 
-def _toolset(toolset: Toolset, location: Location, source: str, shared: _Shared) -> ConfiguredToolset:
-    return ConfiguredToolset(toolset, f"{location.place} ({source})", shared.names)
-
-
-def _entry_part(entry: Any, location: Location, shared: _Shared) -> _Part:
+def _entry_items(entry: Any, location: Location, shared: _Shared) -> Iterable[_Item]:
     """Return the tools of one entry of `tools`."""
     if not isinstance(entry, str | dict) or not entry:
         location.fail(f"expected the name of a tool, 'name: {{options}}' or 'class_name: …'; got {entry!r}")
     fields = cast("dict[str, Any]", {entry: None} if isinstance(entry, str) else entry)
     if fields.keys() & {"class_name", "config", "tool_schema"} or nearest("class_name", fields) is not None:
-        return _class_part(read_section(ClassSection, fields, location), location, shared)
+        return _class_items(fields, location, shared)
     (kind, options), *others = fields.items()
+    where, known = location.at(kind), ("class_name", "function", "mcp", *TOOLS)
+    if kind not in known:
+        location.fail(f"no tool {kind!r}; expected one of {', '.join(known)}{did_you_mean(kind, known)}")
     if others:
-        message = f"unexpected key {others[0][0]!r} next to {kind!r}; indent the options of {kind!r} further"
-        location.at(others[0][0]).fail(f"{message}, or begin another tool with '- '")
+        hint = f"indent the options of {kind!r} further, or begin another tool with '- '"
+        location.at(others[0][0]).fail(f"unexpected key {others[0][0]!r} next to {kind!r}; {hint}")
     if kind == "mcp":
-        section = read_section(MCPSection, options, location.at("mcp"))
-        return _servers_part(section, location.at("mcp"), shared)
-    if kind == "function":
-        tool = function_tool(options, location.at("function"), shared.load)
+        return _server_items(read_section(sections.MCPSection, options, where), where, shared)
+    if kind != "function":
+        tool = where.call(native_tool, kind, options, shared.sandbox)
+    elif isinstance(options, str):
+        tool = where.find(load_tool, options, load=shared.load)
     else:
-        tool = native_tool(kind, options, location, shared.sandbox)
-    target = tool.function if isinstance(tool, FunctionTool) else type(tool)
-    return _Part([Source(tool, location.place, target)])
+        where.fail(f"expected 'file.py:name' or 'package.module:name'; got {shorten(options)}")
+    return [Source(tool, location.place, tool.function if isinstance(tool, FunctionTool) else type(tool))]
 
 
-def _class_part(section: ClassSection, location: Location, shared: _Shared) -> _Part:
-    kind = section.config.get("type") or ("mcp" if section.mcp else "native")
-    if kind not in ("native", "mcp"):
-        hint = did_you_mean(kind, ("native", "mcp"))
-        location.at("config", "type").fail(f"unknown type {kind!r}; expected native or mcp{hint}")
-    if kind == "native":
-        if section.mcp is not None:
-            location.at("mcp").fail("an entry with 'mcp' is of type mcp; write 'config: {type: mcp}'")
-        made, target = class_tool(section, location, shared.load)
-        if isinstance(made, Toolset):
-            found = Source(cast("Any", made), location.place, target)
-            return _Part(toolsets=[_toolset(made, location, found.defined, shared)])
-        return _Part([Source(made, location.place, target)])
-    if section.class_name not in _MCP_CLASSES:
-        expected = f"expected one of {', '.join(_MCP_CLASSES)}; wrap the tools to change their results"
-        location.at("class_name").fail(f"{section.class_name!r} cannot run MCP tools; {expected}")
-    if section.mcp is None:
-        location.fail("missing 'mcp: {mcp_servers_config_path: servers.json}'")
-    if section.tool_schema is not None:
-        location.at("tool_schema").fail("MCP servers provide the schemas of their tools; remove this one")
-    settings = read_section(MCPSettings, section.config, location.at("config"))
-    servers = section.mcp.model_copy(update=settings.model_dump(exclude_unset=True))
-    return _servers_part(servers, location.at("mcp"), shared)
+def _class_items(fields: Mapping[str, Any], location: Location, shared: _Shared) -> Iterable[_Item]:
+    """Return the tool or toolsets of an entry in verl's form."""
+    config = cast("Any", fields.get("config"))
+    kind = config.get("type") if hasattr(config, "get") else None
+    if kind == "mcp" or (kind is None and "mcp" in fields):
+        servers = read_section(sections.MCPClassSection, fields, location)
+        section = servers.mcp.model_copy(update=servers.config.model_dump(exclude_unset=True))
+        return _server_items(section, location.at("mcp"), shared)
+    section = read_section(sections.ClassSection, fields, location)
+    function = section.tool_schema and section.tool_schema.function
+    if function is not None:
+        where = location.at("tool_schema", "function", "parameters")
+        function.parameters, remarks = where.call(corrected, function.parameters)
+        for remark in remarks:
+            warnings.warn(f"{where.at(*remark.path)}: {remark.message}", stacklevel=2)
+    target = location.at("class_name").find(load_object, section.class_name, load=shared.load)
+    options = section.config.model_dump(exclude_unset=True)
+    made = location.call(create_tool, target, options, function and function.model_dump(exclude_none=True))
+    source = Source(cast("Any", made), location.place, target)
+    return [SelectedToolset(made, str(source), shared.names) if isinstance(made, Toolset) else source]

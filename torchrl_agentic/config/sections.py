@@ -1,41 +1,33 @@
-"""The keys of a configuration, ours and verl's, as pydantic models."""
+"""The keys of a configuration, ours and verl's, as pydantic models, and the messages for wrong ones."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-import typing
-from typing import Annotated, Any, Literal, TypeVar, cast
+import re
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 import pydantic
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
-from torchrl_agentic.config.document import ConfigError, Location, unknown_key
-from torchrl_agentic.text import nearest
-from torchrl_agentic.tools.schema import shorten
+from torchrl_agentic.config.document import Location
+from torchrl_agentic.errors import ConfigError
+from torchrl_agentic.text import did_you_mean, nearest, shorten, unknown_key
+from torchrl_agentic.tools.loading import find_file
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=pydantic.BaseModel)
 Model = type[pydantic.BaseModel]
-_FIELDS = {
-    "format": "parser",
-    "max_parallel_calls": "max_calls_per_turn",
-    "max_turns": "max_turns",
-    "max_assistant_turns": "max_turns",
-    "max_user_turns": "max_user_turns",
+VERL_DEFAULTS: dict[str, Any] = {
+    "max_tool_response_chars": 256,
+    "tool_response_truncate_side": "middle",
+    "use_inference_chat_template": False,
+    "tokenization_sanity_check_mode": "strict",
 }
-"""Key of `multi_turn` → field of `LoadedTools`; the last that is set counts."""
-
-
-def _listed(value: Any) -> Any:
-    return [] if value is None else [value] if isinstance(value, str) else value
-
-
-def _switch(value: Any) -> Any:
-    return {"enable": value} if isinstance(value, bool) else value
-
-
-Strings = Annotated[list[str], pydantic.BeforeValidator(_listed)]
+"""Arguments of `TurnTokenizer` that mean what verl does by default."""
+Strings = Annotated[
+    list[str], BeforeValidator(lambda v: [] if v is None else [v] if isinstance(v, str) else v)
+]
 """One string or a list of them."""
 
 
@@ -50,18 +42,12 @@ class TrainerSection(Section):
 
 
 class MCPSettings(Section):
-    """Arguments of `MCPToolset`, and the limits of all servers together.
-
-    Attributes:
-        rate_limit: Largest number of calls per second; None for no limit.
-        max_concurrent: Largest number of calls at the same time; None for no limit.
-        timeout: The argument `request_timeout`, in seconds.
-    """
+    """Arguments of `MCPToolset`, where `timeout` is `request_timeout`, and limits of all servers together."""
 
     type: Literal["mcp"] = "mcp"
     rate_limit: float | None = None
     max_concurrent: int | None = None
-    timeout: Any = None
+    timeout: Any = Field(default=None, serialization_alias="request_timeout")
     sessions: Any = None
     start_timeout: Any = None
     max_result_bytes: Any = None
@@ -81,7 +67,7 @@ class MCPSection(MCPSettings):
 class FunctionSection(Section):
     """The function of a `tool_schema`; `parameters` is the JSON Schema of an object."""
 
-    name: Annotated[str, pydantic.Field(pattern=r"\S")]
+    name: Annotated[str, Field(pattern=r"\S")]
     description: str = ""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     strict: bool | None = None
@@ -94,17 +80,30 @@ class SchemaSection(Section):
     function: FunctionSection
 
 
+class ToolOptions(Section, extra="allow"):
+    """Arguments of a class of tools."""
+
+    type: Literal["native", "mcp"] = "native"
+
+
 class ClassSection(Section):
     """An entry in verl's form: `package.module.Class` or `file.py:Class`, and the arguments of that class."""
 
     class_name: str
-    config: dict[str, Any] = {}
+    config: ToolOptions = ToolOptions()
     tool_schema: SchemaSection | None = None
-    mcp: MCPSection | None = None
+
+
+class MCPClassSection(Section):
+    """MCP servers in verl's form."""
+
+    class_name: Literal["verl.tools.mcp_base_tool.MCPBaseTool", "verl.tools.mcp_search_tool.MCPSearchTool"]
+    config: MCPSettings = MCPSettings()
+    mcp: MCPSection
 
 
 class FilesSection(Section):
-    """Files of tools: YAML, Python with marked functions, JSON of MCP servers."""
+    """Files of tools: Python with marked functions, YAML, JSON of MCP servers; and which tools to keep."""
 
     function_tool_path: Strings = []
     tools_config_file: Strings = []
@@ -117,39 +116,37 @@ class MultiTurnSection(FilesSection, TrainerSection):
     """Verl's `rollout.multi_turn`."""
 
     enable: bool = True
-    format: str | None = None
-    max_parallel_calls: PositiveInt | None = None
+    format: str | None = Field(default=None, serialization_alias="parser")
+    max_parallel_calls: PositiveInt | None = Field(default=None, serialization_alias="max_calls_per_turn")
     max_turns: PositiveInt | None = None
-    max_assistant_turns: PositiveInt | None = None
+    max_assistant_turns: PositiveInt | None = Field(default=None, serialization_alias="max_turns")
     max_user_turns: PositiveInt | None = None
     max_tool_response_length: PositiveInt | None = None
     tool_response_truncate_side: Literal["left", "middle", "right"] | None = None
     use_inference_chat_template: bool | None = None
-    tokenization_sanity_check_mode: Literal["strict", "ignore_strippable", "disable", "off"] | None = None
+    tokenization_sanity_check_mode: Annotated[
+        Literal["strict", "ignore_strippable", "disable"] | None,
+        BeforeValidator(lambda value: "disable" if value == "off" else value),
+    ] = None
     interaction_config_path: str | None = None
 
-    def settings(self) -> dict[str, Any]:
-        """Return the stated settings by the field of `LoadedTools`."""
-        return {_FIELDS[k]: v for k, v in self.model_dump(exclude_none=True).items() if k in _FIELDS}
-
-    def tokenizer_options(self) -> dict[str, Any]:
-        """Return the stated settings by the argument of `TurnTokenizer`; a length of null means no bound."""
-        options = self.model_dump(include=set(VERL_DEFAULTS), exclude_none=True)
+    def settings(self, location: Location) -> dict[str, Any]:
+        """Return the stated settings by their names here; a length of null means no bound."""
+        others = {"enable", *FilesSection.model_fields}
+        found = self.model_dump(exclude_none=True, by_alias=True, exclude=others)
         if "max_tool_response_length" in self.model_fields_set:
-            options["max_tool_response_chars"] = self.max_tool_response_length
-        if self.tokenization_sanity_check_mode == "off":
-            options["tokenization_sanity_check_mode"] = "disable"
-        return options
+            found["max_tool_response_chars"] = found.pop("max_tool_response_length", None)
+        if name := self.interaction_config_path:
+            found["interaction_config_path"] = location.at("interaction_config_path").find(find_file, name)
+        if end := {"left": "head", "right": "tail"}.get(self.tool_response_truncate_side or ""):
+            where = location.at("tool_response_truncate_side")
+            logger.warning("%s: keeps the %s of a long result, as verl up to 0.7 and not since", where, end)
+        return found
 
 
-VERL_DEFAULTS = {
-    "max_tool_response_chars": 256,
-    "tool_response_truncate_side": "middle",
-    "use_inference_chat_template": False,
-    "tokenization_sanity_check_mode": "strict",
-}
-"""Arguments of `TurnTokenizer` that mean what verl does by default."""
-MultiTurn = Annotated[MultiTurnSection | None, pydantic.BeforeValidator(_switch)]
+MultiTurn = Annotated[
+    MultiTurnSection | None, BeforeValidator(lambda v: {"enable": v} if isinstance(v, bool) else v)
+]
 """The section, or `multi_turn: true`."""
 
 
@@ -185,30 +182,32 @@ class ToolsConfig(FilesSection):
     tool_kwargs: FilesSection | None = None
     actor_rollout_ref: ActorRolloutRefSection | None = None
 
-    def multi_turn_sections(self) -> dict[tuple[str, ...], MultiTurnSection]:
-        """Return the `multi_turn` sections by the keys that lead to them; every trainer has one."""
-        found: dict[tuple[str, ...], MultiTurnSection | None] = {("multi_turn",): self.multi_turn}
-        if self.actor_rollout_ref is not None:
-            rollout = self.actor_rollout_ref.rollout or RolloutSection()
-            found["actor_rollout_ref", "rollout", "multi_turn"] = rollout.multi_turn or MultiTurnSection()
+    def inner_sections(self) -> dict[tuple[str, ...], FilesSection]:
+        """Return the sections that name files, by their keys; every trainer has a `multi_turn`."""
+        rollout = self.actor_rollout_ref and (self.actor_rollout_ref.rollout or RolloutSection())
+        found: dict[tuple[str, ...], FilesSection | None] = {
+            ("tool_kwargs",): self.tool_kwargs,
+            ("actor_rollout_ref", "rollout", "tool_kwargs"): rollout and rollout.tool_kwargs,
+            ("multi_turn",): self.multi_turn,
+            ("actor_rollout_ref", "rollout", "multi_turn"): rollout
+            and (rollout.multi_turn or MultiTurnSection()),
+        }
         return {steps: section for steps, section in found.items() if section is not None}
 
 
 def read_section(model: type[S], data: Any, location: Location) -> S:
-    """Validate a part of a file; log the keys of verl's trainer that are ignored.
+    """Return a part of a file as a validated section; log the keys of verl's trainer that are ignored.
 
     Args:
         model: Model of the section.
         data: Its plain values.
         location: Its position.
 
-    Returns:
-        The validated section.
-
     Raises:
         ConfigError: If the data does not fit the model; the message has one line per mistake.
     """
-    data, ignored = _without_trainer_keys(model, data)
+    ignored: list[str] = []
+    data = _without_trainer_keys(model, data, ignored)
     if ignored:
         logger.warning("%s: ignored keys of the trainer: %s", location.place, ", ".join(ignored))
     try:
@@ -222,48 +221,36 @@ def _mistake(item: Any, model: Model, location: Location) -> str:
     kind, steps, where = item["type"], item["loc"], location.at(*item["loc"])
     if kind == "missing":
         return f"{where.place}: {steps[-1]!r} is missing"
-    if kind == "value_error":
-        return f"{where}: {item['msg'].removeprefix('Value error, ')}"
     if kind not in ("extra_forbidden", "model_type"):
-        return f"{where}: {item['msg']}; got {shorten(item['input'])}"
+        got = "" if kind == "value_error" else f"; got {shorten(item['input'])}"
+        if kind == "literal_error":
+            got += did_you_mean(item["input"], re.findall("'(.*?)'", item["ctx"]["expected"]))
+        return f"{where}: {item['msg'].removeprefix('Value error, ')}{got}"
     for step in steps[:-1] if kind == "extra_forbidden" else steps:
         model = _section_of(model, step) or model
     if kind == "model_type":
         keys = ", ".join(model.model_fields)
         return f"{where}: expected a mapping with keys of {keys}; got {shorten(item['input'])}"
-    is_elsewhere = any(
-        steps[-1] in other.model_fields for other in (ClassSection, MCPSettings, MultiTurnSection)
-    )
-    hint = "; check its indentation" if is_elsewhere else ""
-    return f"{where.place}: {unknown_key(steps[-1], model.model_fields, hint)}"
+    return f"{where.place}: {unknown_key(steps[-1], model.model_fields)}"
 
 
 def _section_of(model: Model, key: str) -> Model | None:
     """Return the model of a field that is a section, or of the items of a list of sections."""
     annotation = model.model_fields[key].annotation if key in model.model_fields else None
-    kinds = [kind for kind in (annotation, *typing.get_args(annotation)) if inspect.isclass(kind)]
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if inspect.isclass(kind)]
     return next((kind for kind in kinds if issubclass(kind, pydantic.BaseModel)), None)
 
 
-def _without_trainer_keys(model: Model, data: Any, above: str = "") -> tuple[Any, list[str]]:
-    """Return the data without keys that have no meaning here, and those keys; misspelt ones stay."""
-    if not isinstance(data, dict):
-        return data, []
-    fields = cast("dict[str, Any]", data)
-    is_trainer = issubclass(model, TrainerSection) or "actor_rollout_ref" in fields
-    kept: dict[str, Any] = {}
-    ignored: list[str] = []
-    for key, value in fields.items():
-        section = _section_of(model, key)
-        if (
-            key not in model.model_fields
-            and is_trainer
-            and nearest(key, model.model_fields, cutoff=0.8) is None
-        ):
-            ignored.append(above + key)
-        else:
-            kept[key], inner = (
-                (value, []) if section is None else _without_trainer_keys(section, value, f"{above}{key}.")
-            )
-            ignored += inner
-    return kept, ignored
+def _without_trainer_keys(model: Model | None, data: Any, ignored: list[str], above: str = "") -> Any:
+    """Return the data without keys that have no meaning here, which go into a list; misspelt keys stay."""
+    if model is None or not isinstance(data, dict):
+        return data
+    fields, foreign = cast("dict[str, Any]", data), list[str]()
+    if issubclass(model, TrainerSection) or "actor_rollout_ref" in fields:
+        foreign = [key for key in fields if nearest(key, model.model_fields, cutoff=0.8) is None]
+        ignored += [above + key for key in foreign]
+    return {
+        key: _without_trainer_keys(_section_of(model, key), value, ignored, f"{above}{key}.")
+        for key, value in fields.items()
+        if key not in foreign
+    }

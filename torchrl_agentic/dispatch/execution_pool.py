@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+import cloudpickle
 
 from torchrl_agentic.dispatch.event_loop import submit
 from torchrl_agentic.dispatch.threads import WorkerThreads

@@ -143,6 +143,27 @@ def as_interaction(item: Any, *, name: str | None = None) -> Interaction:
     )
 
 
+def create_interaction(kind: Any, name: str, config: Mapping[str, Any]) -> Interaction:
+    """Create an interaction of a class.
+
+    Args:
+        kind: A subclass of `Interaction`, or a class with verl's methods.
+        name: Name by which rows choose it.
+        config: Arguments of an `Interaction`; a class in verl's form gets them as one mapping, with the name.
+
+    Raises:
+        TypeError: If it is not such a class, or does not take these arguments.
+    """
+    if not isinstance(kind, type):
+        raise TypeError(f"{getattr(kind, '__name__', kind)!r} is not a class")
+    if issubclass(kind, Interaction):
+        made = kind(**config)
+    else:
+        made = as_interaction(cast("Any", kind)(config={"name": name, **config}), name=name)
+    made.name = name
+    return made
+
+
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await AsyncCallable(function)(in_thread, *args, **kwargs)
 

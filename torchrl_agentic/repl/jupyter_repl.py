@@ -27,6 +27,8 @@ from torchrl_agentic.sandbox.python_runtime import clean_env, find_packages
 
 START_S = 60.0
 """Maximum seconds that a kernel may take to start."""
+REPORT_S = 5.0
+"""Maximum seconds that the client may take to report a stopped cell, besides the grace time of the kernel."""
 NETWORK = (
     "a Jupyter kernel uses Unix sockets, which this sandbox denies. Pass one with a network of its own, "
     "JupyterRepl(BubblewrapSandbox(ResourceLimits(network='loopback', ...))), or no sandbox: JupyterRepl()"
@@ -177,10 +179,12 @@ class JupyterRepl(SerialRepl):
                 return await self._lost(answer, "died", message)
 
     async def _stop(self, live: KernelLink, answer: CellOutput, grace_s: float) -> bool:
-        """Interrupt a cell and wait for its answer. Return whether it came and the kernel still runs."""
+        """Interrupt a cell and wait for its answer. Return whether it came and the kernel still runs.
+
+        The client reports a kernel that ignores the interrupt after the grace time, with its output.
+        """
         try:
-            # A little longer than the client waits for the kernel, so that its output arrives in any case.
-            async with asyncio.timeout(grace_s + GRACE_S / 4):
+            async with asyncio.timeout(grace_s + REPORT_S):
                 await live.ask({"op": "stop", "seq": answer.seq, "grace_s": grace_s})
                 await answer.read(live)
         except (TimeoutError, EOFError, BadMessage):

@@ -187,8 +187,15 @@ def change_cells(shell: Any, interrupts: Interrupts) -> None:
     shell.run_cell_async, shell.run_code = run, run_code
     shell.events.trigger = trigger
     shell.displayhook.write_format_data = write
+
+    def structured(etype: Any, error: BaseException, *args: object, **kwargs: object) -> list[str]:
+        """Format an exception for the history, for which IPython needs half a second."""
+        del etype, args, kwargs
+        return [format_traceback(error)]
+
     shell.compile.get_code_name = name
     shell.showtraceback = shell.showsyntaxerror = show
+    shell.InteractiveTB.structured_traceback = structured
 
 
 def change_displays(formatter: Any) -> None:

@@ -48,8 +48,10 @@ MAX_SHOWN = 25
 """Maximum number of displays of a cell."""
 MAX_TEXT = 16384
 MAX_IMAGE = 3 << 19  # in base64, more than 1 MiB
-IDLE_S = 1.0
-"""Maximum seconds from the answer of the kernel to its report that it is idle."""
+PROBE_S = 0.1
+"""Seconds from the answer of the kernel, and from each probe, to the next probe whether it is idle."""
+PROBES = 20
+"""Number of probes after which the messages of the kernel count as lost."""
 ANSWER_S = 5.0
 """Maximum seconds from the report that the kernel is idle to its answer."""
 NUDGE_S = 0.05
@@ -221,6 +223,8 @@ class KernelProxy:
 
         async def loop() -> None:
             while True:
+                # `receive` does not suspend while messages are waiting, so a flood would hold up all else.
+                await asyncio.sleep(0)
                 # The code knows the key, so messages may have any content.
                 try:
                     message = await receive()
@@ -250,13 +254,22 @@ class KernelProxy:
         if cell.idle:
             self.finish(cell)
         else:
-            self.loop.call_later(IDLE_S, self.probe, cell)
+            self.loop.call_later(PROBE_S, self.probe, cell, PROBES)
 
-    def probe(self, cell: Cell) -> None:
-        """Check whether the report that the kernel is idle was dropped in a flood, or nothing arrives."""
-        if self.cell is cell:
-            cell.message_ids.add(self.ask("kernel_info_request", {}))
-            self.loop.call_later(IDLE_S, lambda: self.finish(cell, status="cut"))
+    def probe(self, cell: Cell, left: int) -> None:
+        """Check whether the report that the kernel is idle was dropped in a flood, or nothing arrives.
+
+        Args:
+            cell: The cell that the kernel has answered.
+            left: Number of probes left.
+        """
+        if self.cell is not cell:
+            return
+        if not left:
+            self.finish(cell, status="cut")
+            return
+        cell.message_ids.add(self.ask("kernel_info_request", {}))
+        self.loop.call_later(PROBE_S, self.probe, cell, left - 1)
 
     def on_iopub(self, kind: str, content: Fields, cell: Cell) -> None:
         """Handle output of a cell.
@@ -356,11 +369,23 @@ class KernelProxy:
         cell = self.cell
         if cell is not None and cell.seq == seq:
             self.interrupt()
-            self.loop.call_later(grace_s, self.give_up, cell)
+            self.give_up(cell, round(grace_s / NUDGE_S))
 
-    def give_up(self, cell: Cell) -> None:
-        """Report a cell whose time is over. One that has an answer may have too much output."""
-        self.finish(cell, status="ok" if cell.reply is not None else "stuck")
+    def give_up(self, cell: Cell, left: int) -> None:
+        """Report a cell that has not ended after some steps. One with an answer may have too much output.
+
+        Steps are counted instead of time, because a machine that stalls stalls the kernel too.
+
+        Args:
+            cell: The cell.
+            left: Number of steps left, of `NUDGE_S` each.
+        """
+        if self.cell is not cell:
+            return
+        if left:
+            self.loop.call_later(NUDGE_S, self.give_up, cell, left - 1)
+        else:
+            self.finish(cell, status="ok" if cell.reply is not None else "stuck")
 
     def finish(self, cell: Cell, *, status: str = "ok", code: int = 0) -> None:
         """Report the result of a cell, unless it has been reported.

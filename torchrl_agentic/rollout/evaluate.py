@@ -95,14 +95,15 @@ def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the command line has a progress bar of its own
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    tokenizer = cast("Any", AutoTokenizer).from_pretrained(path, padding_side="left")
     if engine == "transformers":
-        return AutoModelForCausalLM.from_pretrained(path, dtype="auto").float().eval(), tokenizer
+        model = cast("Any", AutoModelForCausalLM).from_pretrained(path, dtype="auto")
+        return model.float().eval(), tokenizer
     try:
-        from vllm import LLM  # pyright: ignore[reportMissingImports]  only in .venv-vllm
+        import vllm  # pyright: ignore[reportMissingImports]  only in .venv-vllm
     except ImportError:
         raise MissingExtra("engine: vllm", "vllm", "vllm") from None
-    return LLM(model=path, enforce_eager=True), tokenizer
+    return cast("Any", vllm).LLM(model=path, enforce_eager=True), tokenizer
 
 
 def evaluate(
@@ -228,8 +229,9 @@ class _ScoreTransform(Transform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         conversations = border.prompts(next_tensordict)
-        for row, over in enumerate(next_tensordict.get("done").reshape(-1).tolist()):
-            if over:
+        done: list[bool] = cast("Any", next_tensordict).get("done").reshape(-1).tolist()
+        for row, is_done in enumerate(done):
+            if is_done:
                 self._records.score(row, conversations[row].messages[-1].read().text)
         return next_tensordict
 
@@ -238,4 +240,4 @@ def _with_tools(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallP
     """Describe the tools in the system message, for a chat template that does not show them."""
     plain = [{"role": message.role, "content": message.content} for message in chat]
     shown = with_tools_message(plain, tools, parser)
-    return [Message(str(message["role"]), cast("Any", message["content"])) for message in shown]
+    return [Message(str(message["role"]), message["content"]) for message in shown]

@@ -1,5 +1,8 @@
 """Roll out a policy in a chat environment, one trajectory per row."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

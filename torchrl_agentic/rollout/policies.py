@@ -1,8 +1,11 @@
 """Policies for TorchRL's collectors: prompt ids, sampling, then the message and its log-probabilities."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -257,8 +260,15 @@ def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
         ValueError: If the pad token also ends answers.
     """
     stop_ids(tokenizer)
-    options = {"input_mode": "tokens", "generate": False, "return_log_probs": True, "pad_output": False}
-    wrapper = _Exact(model, tokenizer=tokenizer, pad_model_input=True, **options)
+    wrapper = _Exact(
+        model,
+        tokenizer=tokenizer,
+        input_mode="tokens",
+        generate=False,
+        return_log_probs=True,
+        pad_output=False,
+        pad_model_input=True,
+    )
     wrapper.padding_value = tokenizer.pad_token_id
     return wrapper
 
@@ -267,7 +277,7 @@ class _Exact(TransformersWrapper):
     """A TransformersWrapper that keeps the log-probability of the first token; TorchRL's writes 0 there."""
 
     @contextmanager
-    def bounded(self, max_tokens: int) -> Iterator[None]:
+    def bounded(self, max_tokens: int) -> Generator[None]:
         """Bound the number of sampled tokens in this context."""
         kept = self.generate_kwargs["max_new_tokens"]
         self.generate_kwargs["max_new_tokens"] = max_tokens

@@ -219,7 +219,7 @@ def replay(
         max_calls_per_turn=max_calls_per_turn,
         recorder=comparison.record,
     ).with_toolsets(toolsets)
-    env = TransformedEnv(ChatEnv(batch_size=(size,)), compose)
+    env: Any = TransformedEnv(ChatEnv(batch_size=(size,)), compose)
     try:
         while batch:
             comparison.begin(batch)
@@ -227,7 +227,7 @@ def replay(
             filled = [*batch, *empty]  # the model says nothing in rows without a conversation
             policy = ScriptedPolicy([conversation.turns for conversation in filled])
             chats = [[message_fields(message) for message in one.prompt] for one in filled]
-            td = env.reset(TensorDict({}, batch_size=[size]).set("query", as_history(chats)))
+            td = env.reset(TensorDict({"query": as_history(chats)}, batch_size=[size]))
             for _ in range(max(len(conversation.turns) for conversation in batch)):
                 td = env.step_mdp(env.step(policy(td)))
             batch = list(itertools.islice(waiting, size))

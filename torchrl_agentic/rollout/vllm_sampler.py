@@ -1,9 +1,12 @@
 """Sample from prompt ids with vLLM, within the context length."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -63,7 +66,7 @@ class EngineSampler(TensorDictModuleBase):
         self.sampling = SamplingParams(**{**own, **sampling})
 
     @contextmanager
-    def bounded(self, max_tokens: int) -> Iterator[None]:
+    def bounded(self, max_tokens: int) -> Generator[None]:
         """Bound the number of sampled tokens in this context."""
         kept = self.sampling
         self.sampling = kept.clone()

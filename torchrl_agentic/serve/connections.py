@@ -6,14 +6,14 @@ import asyncio
 import functools
 import socket
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from torchrl_agentic.errors import MissingExtra
 
 try:
     import h11
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 except ImportError:
     raise MissingExtra("a server", "uvicorn", "serve") from None
 
@@ -86,7 +86,7 @@ class _BoundedProtocol(H11Protocol):
         self._request_deadline: asyncio.TimerHandle | None = None
         self._answer_deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         # The deadline of a response runs while any of it is unsent, also if the connection is to be closed.
         transport.set_write_buffer_limits(high=0)
@@ -126,12 +126,13 @@ class _BoundedProtocol(H11Protocol):
     def _await_request(self) -> None:
         """Set the deadline for the next data of the client, unless it is the same as before."""
         state = self.conn.their_state
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
         seconds = None
         if state is h11.SEND_BODY:
             seconds = self._bounds.body_s
-        elif state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+        elif state is h11.IDLE and (cycle is None or self.conn.trailing_data[0]):
             seconds = self._bounds.header_s
-        awaited = None if seconds is None else (state, self.cycle)
+        awaited = None if seconds is None else (state, cycle)
         if awaited == self._awaited:
             return
         self._awaited = awaited

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from torchrl_agentic.messages import fields_of
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.inside.files import inside
 
@@ -49,8 +50,9 @@ MAX_ITEMS = 1024
 
 def _counted(files: object) -> object:
     """Check the number of files before their contents, because `max_length` is checked after them."""
-    if isinstance(files, dict) and len(files) > MAX_ITEMS:
-        raise ValueError(f"expected at most {MAX_ITEMS} files; got {len(files)}")
+    count = len(fields_of(files) or {})
+    if count > MAX_ITEMS:
+        raise ValueError(f"expected at most {MAX_ITEMS} files; got {count}")
     return files
 
 

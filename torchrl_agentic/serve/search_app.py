@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field
 
 from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.serve.access import Access, BadRequest, RequestQueue
 from torchrl_agentic.text import read_json
 
@@ -97,12 +98,13 @@ def _in_lines(path: Path) -> list[Document]:
     return documents
 
 
-def _from_json(found: Any, number: str) -> Document:
-    if not isinstance(found, dict):
+def _from_json(value: JSON, number: str) -> Document:
+    found = fields_of(value)
+    if found is None:
         raise ValueError(
-            f'expected an object with "contents", or "title" and "text"; got {type(found).__name__}'
+            f'expected an object with "contents", or "title" and "text"; got {type(value).__name__}'
         )
-    fields: dict[str, Any] = {key: found.get(key) for key in ("contents", "title", "text")}
+    fields = {key: found.get(key) for key in ("contents", "title", "text")}
     for key, value in fields.items():
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{key!r} must be text; got {type(value).__name__}")

@@ -1,5 +1,6 @@
 """Contracts, a tiny model and helpers for tests of tools, parsers, sandboxes and environments.
 
+The package itself never imports this room; parts that it needs too, such as the tiny model, are elsewhere.
 Names are imported on first use: contracts need pytest, policies need torch.
 """
 
@@ -40,8 +41,8 @@ _WHERE = {
     "call_tool": "testing.one_call",
     "chat_tokenizer": "testing.tokenizers",
     "converse": "testing.conversations",
-    "TINY": "testing.tiny",
-    "load_tiny": "testing.tiny",
+    "TINY": "rollout.tiny_model",
+    "load_tiny": "rollout.tiny_model",
     "tiny_questions": "testing.tiny",
 }
 __all__ = [

@@ -1,5 +1,8 @@
 """Run whole conversations of a local model with tools: for tests, and for `examples/train_tiny.py`."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence

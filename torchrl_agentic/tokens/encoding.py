@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torchrl_agentic.parsers.control_tokens import Escaper, control_tokens_of
 
@@ -164,14 +164,14 @@ def escaped(message: Mapping[str, Any], control: Escaper) -> dict[str, Any]:
         control: Escapes the control tokens.
     """
     made, content = dict(message), message.get("content")
-    blocks = content if isinstance(content, list) else ()
+    blocks = cast("list[Mapping[str, Any]]", content) if isinstance(content, list) else []
     if "tool_call_id" not in made and not any(block.get("type") == "tool_result" for block in blocks):
         return made
     made.update(escaped_names(made, control))
     if isinstance(content, str):
         made["content"] = control.escape(content)
     elif isinstance(content, list):
-        made["content"] = escaped_parts(content, control)
+        made["content"] = escaped_parts(blocks, control)
     return made
 
 

@@ -10,9 +10,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from torchrl_agentic.messages import JSON, Content, ImagePart, TextPart, ToolResult, VideoPart, content_text
+from torchrl_agentic.messages import (
+    JSON,
+    Content,
+    Fields,
+    ImagePart,
+    TextPart,
+    ToolResult,
+    VideoPart,
+    content_text,
+    fields_of,
+)
 from torchrl_agentic.tools.images import decoded
 
 KINDS = {"image": "images", "video": "videos"}
@@ -159,9 +169,8 @@ def parts_of(chat: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, 
         kind: "image" or "video".
     """
     contents = [message.get("content") for message in chat]
-    return [
-        part for content in contents if isinstance(content, list) for part in content if kind_of(part) == kind
-    ]
+    lists = [cast("list[Fields]", content) for content in contents if isinstance(content, list)]
+    return [part for parts in lists for part in parts if kind_of(part) == kind]
 
 
 def as_text(content: Content) -> str:
@@ -179,9 +188,9 @@ def as_text(content: Content) -> str:
     return "\n".join(lines)
 
 
-def kind_of(part: Any) -> str | None:
+def kind_of(part: JSON) -> str | None:
     """Return which of `KINDS` a part of a message is, or None if it is text or something else."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = (fields_of(part) or {}).get("type")
     kind = {"image_url": "image", "video_url": "video"}.get(kind, kind) if isinstance(kind, str) else None
     return kind if kind in KINDS else None
 
@@ -207,7 +216,8 @@ def opened(part: Mapping[str, Any], kind: str) -> Any:
     value = next((part[key] for key in (kind, "url", "path", f"{kind}_url") if key in part), None)
     if value is None:
         raise ValueError(f"a part of type {part.get('type')!r} has none of: base64, {kind}, url, path")
-    return value.get("url") if isinstance(value, Mapping) else value
+    fields = fields_of(value)
+    return value if fields is None else fields.get("url")
 
 
 def _opens(data: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.messages import Message
@@ -214,7 +214,7 @@ class ChatEncoder:
             return self._truncation.apply(content, self.count_tokens)
         if not isinstance(content, list):
             return content
-        parts = [self._fit_part(part) for part in content]
+        parts = [self._fit_part(part) for part in cast("list[dict[str, Any]]", content)]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
         cut = iter(self._truncation.apply_together(texts, self.count_tokens))
         parts = [{**part, "text": next(cut)} if isinstance(part.get("text"), str) else part for part in parts]

@@ -23,21 +23,15 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
     from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
     from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
-    from torchrl_agentic.tools.wrappers import (
-        Approved,
-        Budget,
-        Budgeted,
-        Cached,
-        Cassette,
-        CassetteMiss,
-        Faulty,
-        Recorded,
-        Renamed,
-        Replayed,
-        Retrying,
-        Truncated,
-        Wrapped,
-    )
+    from torchrl_agentic.tools.wrappers.approved import Approved
+    from torchrl_agentic.tools.wrappers.base import Wrapped
+    from torchrl_agentic.tools.wrappers.budget import Budget, Budgeted
+    from torchrl_agentic.tools.wrappers.cached import Cached
+    from torchrl_agentic.tools.wrappers.cassette import Cassette, CassetteMiss, Recorded, Replayed
+    from torchrl_agentic.tools.wrappers.faulty import Faulty
+    from torchrl_agentic.tools.wrappers.renamed import Renamed
+    from torchrl_agentic.tools.wrappers.retrying import Retrying
+    from torchrl_agentic.tools.wrappers.truncated import Truncated
 
 __all__ = [
     "Approved",
@@ -108,20 +102,22 @@ __getattr__ = load_lazily(
         ),
         "verl.image_zoom": ("ImageZoomTool",),
         "verl.lifecycle": ("LifecycleTool",),
-        "wrappers": (
-            "Approved",
+        "wrappers.approved": ("Approved",),
+        "wrappers.base": ("Wrapped",),
+        "wrappers.budget": (
             "Budget",
             "Budgeted",
-            "Cached",
+        ),
+        "wrappers.cached": ("Cached",),
+        "wrappers.cassette": (
             "Cassette",
             "CassetteMiss",
-            "Faulty",
             "Recorded",
-            "Renamed",
             "Replayed",
-            "Retrying",
-            "Truncated",
-            "Wrapped",
         ),
+        "wrappers.faulty": ("Faulty",),
+        "wrappers.renamed": ("Renamed",),
+        "wrappers.retrying": ("Retrying",),
+        "wrappers.truncated": ("Truncated",),
     },
 )

@@ -15,7 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from torchrl_agentic.text import did_you_mean
+from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.function import FunctionTool, place_of, registering
+from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.tools.verl.equivalents import equivalent_of
 
 _numbers = itertools.count()
 
@@ -112,24 +115,44 @@ def load_again(path: str, name: str) -> FunctionTool:
     return _loaded(path)[name]
 
 
-def load_object(
-    reference: str, folder: Path | None = None, *, load: Callable[[Path], ModuleType] = load_module
-) -> Any:
+def find_file(name: str | Path, *folders: Path) -> Path:
+    """Return the absolute path of a file.
+
+    Args:
+        name: The file, which may begin with "~".
+        *folders: Directories that its path may be relative to, the first one first; none for the working
+            directory.
+
+    Raises:
+        FileNotFoundError: If it is in none of them.
+    """
+    paths = [folder / Path(name).expanduser() for folder in folders or (Path(),)]
+    if found := [path.resolve() for path in paths if path.is_file()]:
+        return found[0]
+    searched = " or ".join(dict.fromkeys(str(path.parent.resolve()) for path in paths))
+    raise FileNotFoundError(f"no file {str(name)!r}: there is no {paths[0].name} in {searched}")
+
+
+def load_object(reference: str, *folders: Path, load: Callable[[Path], ModuleType] = load_module) -> Any:
     """Return the object that `package.module:name`, `package.module.name` or `file.py:name` refers to.
+
+    The name of a class of verl leads to the class here that does the same.
 
     Args:
         reference: The name.
-        folder: Directory that the path of a file is relative to; the working directory by default.
+        *folders: Directories that the path of a file may be relative to; see `find_file`.
         load: Runs a file as a module.
 
     Raises:
         ImportError: If the module or file does not exist, raises, or does not have this name.
     """
-    place, _, name = reference.rpartition(":" if ":" in reference else ".")
-    if not place or not name or reference.endswith(".py"):
+    found = equivalent_of(reference)
+    place, _, name = found.rpartition(":" if ":" in found else ".")
+    if not place or not name or found.endswith(".py"):
         raise ImportError(f"{reference!r}: expected 'package.module.Name' or 'file.py:Name'")
     try:
-        module = load((folder or Path()) / place) if place.endswith(".py") else importlib.import_module(place)
+        in_file = place.endswith(".py")
+        module = load(find_file(place, *folders)) if in_file else importlib.import_module(place)
     except FileNotFoundError as error:
         raise ImportError(str(error)) from None
     except Exception as error:  # of the code that runs
@@ -140,6 +163,29 @@ def load_object(
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ImportError(f"{place} has no attribute {name!r}{did_you_mean(name, names)}")
     return getattr(module, name)
+
+
+def load_tool(reference: str, *folders: Path, load: Callable[[Path], ModuleType] = load_module) -> Tool:
+    """Return the tool that a name refers to, or a function as a tool; that of a file can be pickled.
+
+    Args:
+        reference: The name, as for `load_object`.
+        *folders: Directories that the path of a file may be relative to; see `find_file`.
+        load: Runs a file as a module.
+
+    Raises:
+        ImportError: If there is no such object.
+        TypeError: If it cannot be a tool.
+        ValueError: If its docstring and signature do not fit.
+    """
+    found = load_object(reference, *folders, load=load)
+    if isinstance(found, type):
+        raise TypeError(f"{reference!r} is a class, not a function; write '- class_name: {reference}'")
+    made = ensure_tool(found)
+    path, _, name = reference.rpartition(":")
+    if path.endswith(".py") and isinstance(made, FunctionTool) and made.reduced is None:
+        made.reduced = (load_tool, (f"{find_file(path, *folders)}:{name}",))
+    return made
 
 
 def error_with_place(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import jsonschema_rs
 
 from torchrl_agentic.text import nearest, shorten
+from torchrl_agentic.tools.options import OptionError
 from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.schema_simplify import (
     ANNOTATIONS,
@@ -80,6 +81,22 @@ def lint(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
             nodes += [((*path, *inner), child) for inner, child in children_of(cast("dict[str, Any]", node))]
     if not any(finding.is_error for finding in findings):
         findings += _check_whole(schema)
+    return schema, findings
+
+
+def corrected(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
+    """Return the corrected JSON Schema of a tool's parameters, and the remarks about it; see `lint`.
+
+    Args:
+        schema: The JSON Schema of an object.
+
+    Raises:
+        OptionError: If it has a mistake.
+    """
+    schema, findings = lint(schema)
+    for finding in findings:
+        if finding.is_error:
+            raise OptionError(finding.message, *finding.path)
     return schema, findings
 
 

@@ -24,7 +24,7 @@ from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, Rat
 from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import read_json
-from torchrl_agentic.tools.base import ToolContext
+from torchrl_agentic.tools.base import Clock, ToolContext
 from torchrl_agentic.tools.per_loop import PerLoop
 
 MIN_TOKEN = 16
@@ -87,6 +87,8 @@ MAX_RESPONSE_BYTES = 64 << 20
 BREAK_AFTER, BREAK_S = 10, 10.0
 MARGIN_S, MARGIN_SHARE = 0.5, 0.1
 """A client gives up this many seconds, or this share of its time, before the deadline of its call."""
+CLEANUP_S = 5.0
+"""Maximum seconds that a call may take to end after its time is over."""
 LEAST_SHARE = 0.05
 """A call is not sent if it gets its first slot with less than this share of its time left."""
 _SHOWN = 300
@@ -376,6 +378,8 @@ class _Call:
     """The time of one call of a service, which expires at `until` on the event loop's clock.
 
     While the call waits for its first slot, each response of the service to another call moves `until` back.
+    From its expiry to its end, the clock of the tool call is stopped, for up to `CLEANUP_S`: on a busy event
+    loop the tool call would otherwise reach its own deadline meanwhile, and the model would be blamed.
     """
 
     def __init__(self, service: ServiceClient, ctx: ToolContext | None) -> None:
@@ -388,6 +392,7 @@ class _Call:
         self._is_queueing = True
         self.until = self._latest if self._limit_s is None else min(self._latest, self.began + self._limit_s)
         self.expire: Callable[[], None] = lambda: None
+        self._stopped_clock: Clock | None = None
         self._timer = self._loop.call_at(self.until, self._ring)
 
     @property
@@ -415,8 +420,11 @@ class _Call:
         return found
 
     def end(self) -> None:
-        """Stop the timer."""
+        """Stop the timer, and let the clock of the tool call go on."""
         self._timer.cancel()
+        clock, self._stopped_clock = self._stopped_clock, None
+        if clock is not None:
+            clock.go_on()
 
     def _postpone(self) -> None:
         if self._is_queueing and self._limit_s is not None:
@@ -427,8 +435,12 @@ class _Call:
         self._postpone()
         if self.now() < self.until:
             self._timer = self._loop.call_at(self.until, self._ring)
-        else:
-            self.expire()
+            return
+        if self._ctx is not None and self._ctx.clock is not None:
+            self._stopped_clock = self._ctx.clock
+            self._stopped_clock.stop()
+            self._timer = self._loop.call_later(CLEANUP_S, self.end)
+        self.expire()
 
 
 def seconds_left(ctx: ToolContext | None) -> float | None:

@@ -1,5 +1,7 @@
 """`ToolCompose`: the tools of an environment, as one transform."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # pyright: reportIncompatibleMethodOverride=false, reportCallIssue=false
 # The elements of this Compose are tools; and the overload of Compose.__init__ hides that it takes any number.
 
@@ -85,7 +87,7 @@ class ToolCompose(ToolList):
             row and step, or a list of these; called on the thread that steps.
         eos_strings: Strings that are cut off the end of a message before it is parsed.
         tokenizer: Tokenizer of the model. The parser escapes its control tokens in results, and learns from
-            its chat template whether answers begin inside a thought; parser="auto" needs it. None: the
+            its chat template whether answers begin inside the reasoning; parser="auto" needs it. None: the
             tokenizer of the environment's `TurnTokenizer` or `ChatEnv`, if there is one.
         template_kwargs: Options of the chat template, such as `enable_thinking` or `chat_template`, or None
             for those of the `TurnTokenizer`.
@@ -124,7 +126,7 @@ class ToolCompose(ToolList):
     ) -> None:
         super().__init__()
         border.require_list_to_stack()
-        if isinstance(tools, Tool | str) or not isinstance(tools, Iterable):
+        if isinstance(tools, Tool | str) or not isinstance(cast("object", tools), Iterable):
             raise TypeError(
                 f"tools is a list of tools; got {type(tools).__name__}: write ToolCompose([tool])"
             )

@@ -1,5 +1,8 @@
 """Rows of a data set: read their columns from a TensorDict, and begin trajectories with them."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """`EndTrajectory`: end trajectories after a number of turns, or at a message without calls."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from typing import Any

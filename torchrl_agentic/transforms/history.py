@@ -4,6 +4,11 @@ A conversation is a `Conversation`, an immutable value; a batch of them is a laz
 ("ragged"), nested once more for each further batch dimension.
 """
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# The public methods of TensorDict would check each message again.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,8 @@
 """Find the other transforms of an environment, and the rows that take part in a step or a reset."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

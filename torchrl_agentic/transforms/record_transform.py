@@ -1,5 +1,8 @@
 """`RecordTransform`: add rewards, right answers and tokens to the records of a `ToolCompose`."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,8 @@
 """`Recordings`: what a `ToolCompose` records of its rows, from the first turn of a trajectory to its end."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable

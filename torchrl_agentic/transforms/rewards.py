@@ -1,5 +1,8 @@
 """Rewards from tools (`ToolRewardTransform`) and from right answers (`AnswerRewardTransform`)."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

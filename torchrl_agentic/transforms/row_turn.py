@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.event_loop import run
@@ -121,7 +121,8 @@ def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseRe
     if message.tool_calls or not isinstance(response, str):
         response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
     try:
-        found = parser.parse(response, tools=session.dispatcher.schemas, turn=session.turn)
+        # An adapted parser may return a result of its own class.
+        found: Any = parser.parse(response, tools=session.dispatcher.schemas, turn=session.turn)
         if isinstance(found, ParseResult):
             return found
         return ParseResult(str(found.text), tuple(found.calls), response)
@@ -192,9 +193,10 @@ def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> 
     content = message["content"]
     if not isinstance(content, list):
         return message
+    parts = cast("list[Mapping[str, JSON]]", content)
     from torchrl_agentic.tokens.encoding import escaped_parts  # only media needs it
 
-    return {**message, "content": escaped_parts(content, parser.control_escaper)}
+    return {**message, "content": escaped_parts(parts, parser.control_escaper)}
 
 
 def _messages(

@@ -1,5 +1,8 @@
 """The entries that this package writes under "agentic": their keys, specs and values."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -290,7 +290,9 @@ class ToolList(Compose):
 
     def _meet_tokenizer(self) -> None:
         """Set the parser up for the tokenizer of the environment, unless the constructor got one."""
-        tokenizer, kwargs = (None, {}) if self._knows_tokenizer else tokenizer_of(self.container)
+        if self._knows_tokenizer:
+            return
+        tokenizer, kwargs = tokenizer_of(self.container)
         if tokenizer is not None and id(tokenizer) != self._met_tokenizer:
             self.parser, self._met_tokenizer = self.parser.with_tokenizer(tokenizer, **kwargs), id(tokenizer)
 
@@ -389,12 +391,12 @@ class ToolList(Compose):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        cast("Any", super()).__setstate__(state)
         self._rows.bind(self)
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Describe the output; `Compose` would ask its children, and the elements here are tools."""
-        return cast("Composite", Transform.transform_output_spec(self, output_spec))
+        return Transform.transform_output_spec(self, output_spec)
 
     def transform_input_spec(self, input_spec: TensorSpec) -> TensorSpec:
         """Describe the input."""

@@ -1,5 +1,8 @@
 """TurnTokenizer: the TensorDict border of `tokens/writer.py`, which writes the next prompt of each row."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math

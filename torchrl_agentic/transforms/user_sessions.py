@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tensordict import TensorDictBase
 
@@ -31,7 +31,7 @@ class Choice:
     kwargs: Mapping[str, Any]
 
 
-def named(items: Any) -> dict[str, Interaction]:
+def named(items: object) -> dict[str, Interaction]:
     """Return interactions by name, given a mapping, a list, or one interaction.
 
     Raises:
@@ -39,9 +39,11 @@ def named(items: Any) -> dict[str, Interaction]:
         ValueError: If there is none, or two have one name.
     """
     if isinstance(items, Mapping):
-        made = [(name, as_interaction(item, name=name)) for name, item in items.items()]
+        by_key = cast("Mapping[str, object]", items)
+        made = [(name, as_interaction(item, name=name)) for name, item in by_key.items()]
     else:
-        found = [as_interaction(item) for item in (items if isinstance(items, list | tuple) else [items])]
+        several = cast("Sequence[object]", items) if isinstance(items, list | tuple) else [items]
+        found = [as_interaction(item) for item in several]
         made = [(name_of(item), item) for item in found]
     if not made:
         raise ValueError("at least one interaction is needed")
@@ -66,7 +68,7 @@ def said(source: TensorDictBase, row: int, column: str) -> Any:
     return found.get(("extra_info", column)) if own is None else own
 
 
-def choice(known: Mapping[str, Interaction], row: int, column: str, said: Any) -> Choice:
+def choice(known: Mapping[str, Interaction], row: int, column: str, said: object) -> Choice:
     """Return the interaction that a row asks for.
 
     Args:
@@ -78,10 +80,10 @@ def choice(known: Mapping[str, Interaction], row: int, column: str, said: Any) -
     Raises:
         ValueError: If it names an unknown interaction, or none although there are several.
     """
-    kwargs = {} if said is None else said
-    if not isinstance(kwargs, dict):
-        raise ValueError(f"{column!r} of row {row} is a mapping: {{'name': …, …}}; got {kwargs!r}")
-    name: Any = kwargs.get("name")
+    if not isinstance(said, dict | None):
+        raise ValueError(f"{column!r} of row {row} is a mapping: {{'name': …, …}}; got {said!r}")
+    kwargs = cast("dict[str, Any] | None", said) or {}
+    name: object = kwargs.get("name")
     if name is None and len(known) == 1:
         name = next(iter(known))
     if not isinstance(name, str) or name not in known:

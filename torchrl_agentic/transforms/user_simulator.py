@@ -1,5 +1,8 @@
 """`UserSimulator`: a simulated user that answers the messages of the model that call no tool."""
 
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -15,12 +15,12 @@ def test_an_address_of_a_special_range_is_not_public(text: str):
 
 
 @pytest.mark.parametrize("text", PUBLIC)
-def test_an_address_beside_the_special_ranges_is_public(text: str):
+def test_address_next_to_a_special_range_is_public(text: str):
     assert is_public(ipaddress.ip_address(text))
 
 
 @given(ADDRESSES)
-def test_what_is_public_here_is_so_for_the_standard_library_too(address: ipaddress.IPv4Address):
+def test_public_addresses_agree_with_the_standard_library(address: ipaddress.IPv4Address):
     assert not is_public(address) or looks_public(address)
 
 

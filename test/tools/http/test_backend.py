@@ -120,7 +120,7 @@ def _numeric(host: str, port: int) -> list[str]:
 
 
 @given(st.lists(ADDRESSES.map(str), max_size=6))
-def test_whatever_a_resolver_says_only_public_addresses_are_connected_to(records: list[str]):
+def test_only_public_addresses_are_connected_for_any_dns_answer(records: list[str]):
     network = Network(dead=records)
     with contextlib.suppress(ToolError, httpcore.ConnectTimeout):
         asyncio.run(reach(PinnedBackend(HostPolicy(), lambda host, port: records, network), "any.example"))
@@ -134,7 +134,7 @@ async def test_the_next_address_is_tried_where_one_does_not_answer():
     assert network.asked == ["2606:4700::1", "1.1.1.1"]
 
 
-async def test_a_peer_that_is_not_who_was_connected_to_is_left():
+async def test_connection_to_an_unexpected_peer_is_closed():
     network = Network(instead="127.0.0.1")
     with pytest.raises(InfrastructureError, match=r"instead of 8\.8\.8\.8"):
         await reach(PinnedBackend(HostPolicy(), lambda host, port: ["8.8.8.8"], network), "example.org")

@@ -55,13 +55,13 @@ def test_a_body_comes_out_as_it_went_in_however_it_is_cut(encoding: str, data: b
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress", "gzip,br", "x" * 500])
-def test_what_was_not_asked_for_is_refused(encoding: str):
+def test_unrequested_content_encoding_is_rejected(encoding: str):
     with pytest.raises(ToolError, match="gzip and deflate can be read"):
         inflater_for(encoding)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_bomb_costs_no_more_than_the_bound(encoding: str):
+async def test_decompression_bomb_stops_at_the_bound(encoding: str):
     packer = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
     packed = b"".join([*(packer.compress(bytes(1 << 20)) for _ in range(200)), packer.flush()])
     pieces = [packed[at : at + 65536] for at in range(0, len(packed), 65536)]
@@ -85,7 +85,7 @@ async def test_members_without_end_are_not_read_for_ever():
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_body_that_is_broken_keeps_what_could_be_read(encoding: str):
+async def test_broken_body_keeps_its_readable_part(encoding: str):
     text = bytes(random.Random(0).randbytes(40_000))
     packed = PACKERS[encoding](text)
     out, ended = await read([packed[:20_000]], encoding)

@@ -47,7 +47,7 @@ def tool_for(server: WebServer, **settings: Any) -> HttpTool:
 
 
 async def ask(tool: HttpTool, url: str, **args: Any) -> ToolResult:
-    """A result, or what the dispatcher makes one of; and in time."""
+    """A result, or an error that the dispatcher turns into one, in time."""
     try:
         async with asyncio.timeout(5):
             return await tool.run({"url": url, **args}, ToolContext("c1"))
@@ -92,7 +92,7 @@ STALLS: dict[str, tuple[Act, str]] = {
 
 
 @pytest.mark.parametrize("which", STALLS)
-async def test_a_server_that_is_slow_in_any_way_costs_the_deadline_and_no_more(server: WebServer, which: str):
+async def test_slow_server_ends_at_the_deadline(server: WebServer, which: str):
     act, doing = STALLS[which]
     server.acts = {"/": act, "/stall": stalling()}
     result = await ask(tool_for(server), server.url())
@@ -101,7 +101,7 @@ async def test_a_server_that_is_slow_in_any_way_costs_the_deadline_and_no_more(s
     assert doing in result.text
 
 
-async def test_what_came_before_the_deadline_is_shown(server: WebServer):
+async def test_body_received_before_the_deadline_is_shown(server: WebServer):
     server.acts["/"] = stalling(OK + b"Content-Length: 99\r\n\r\nso far\x1b[31m")
     result = await ask(tool_for(server), server.url())
     assert result.text.split("\n")[1:] == [
@@ -111,7 +111,7 @@ async def test_what_came_before_the_deadline_is_shown(server: WebServer):
     assert result.meta == {"untrusted": True, "bytes": 11, "truncated": True, "reason": "timeout"}
 
 
-async def test_a_name_that_takes_for_ever_to_look_up_costs_the_deadline(server: WebServer):
+async def test_slow_dns_lookup_ends_at_the_deadline(server: WebServer):
     over = threading.Event()
 
     def resolve(host: str, port: int) -> list[str]:
@@ -197,7 +197,7 @@ async def test_a_bomb_takes_no_memory(server: WebServer, kind: str):
     assert grown < 32 * 1024  # KiB
 
 
-async def test_bytes_that_say_nothing_are_not_read_for_ever(server: WebServer):
+async def test_endless_chunk_framing_is_not_read_forever(server: WebServer):
     """One byte of body in a kilobyte of chunk: framing counts, body or not."""
     piece = b"1;" + b"x" * 1000 + b"\r\ny\r\n"
     server.acts["/"] = pouring(CHUNKED, (piece for _ in itertools.count()))
@@ -206,7 +206,7 @@ async def test_bytes_that_say_nothing_are_not_read_for_ever(server: WebServer):
     assert 0 < result.meta["bytes"] < 2000
 
 
-async def test_nothing_listens_is_told_apart(server: WebServer):
+async def test_refused_connection_is_reported_as_such(server: WebServer):
     url = server.url()
     tool = tool_for(server)
     await server.__aexit__(None, None, None)

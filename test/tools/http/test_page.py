@@ -74,7 +74,7 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gen
 
 
 @pytest.mark.usefixtures("tier")
-async def test_a_page_becomes_what_one_reads():
+async def test_page_is_converted_to_readable_text():
     text = await PageReader().text_of(HTML, 1000)
     assert text is not None
     assert text.split() == ["Trees", "Some", "grün", "leaves.", "oak", "9", "fir", "7"]
@@ -93,7 +93,7 @@ async def test_a_page_that_would_take_gigabytes_is_given_up():
 @pytest.mark.parametrize(
     "code", ["1 / 0", "import os; os._exit(3)", "import os, signal; os.kill(os.getpid(), 9)"]
 )
-async def test_a_parser_that_breaks_costs_its_page_alone(code: str):
+async def test_crashing_html_parser_affects_only_its_page(code: str):
     async with asyncio.timeout(30):
         assert await PageReader(code).text_of(HTML, 1000) is None
         assert await PageReader().text_of(HTML, 5) == "Trees"
@@ -106,7 +106,7 @@ async def test_pages_that_are_read_at_once_get_their_own_texts():
     assert [text and text.strip() for text in texts] == [f"page {n}" for n in range(6)]
 
 
-async def test_what_reads_a_page_sees_neither_the_host_nor_the_network_nor_another_page(
+async def test_page_reader_has_no_access_to_host_network_or_other_pages(
     tier: type[Sandbox] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)  # without a sandbox, the code writes there
@@ -155,7 +155,7 @@ async def test_with_a_sandbox_there_is_no_warning(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.usefixtures("tier")
-async def test_pages_that_are_no_longer_wanted_make_room():
+async def test_cancelled_pages_free_their_slots():
     reader = PageReader("import time\nwhile html == 'wait': time.sleep(0.1)\ntext = html")
     assert await reader.text_of("once", 9) == "once"
     async with asyncio.timeout(30):
@@ -167,7 +167,7 @@ async def test_pages_that_are_no_longer_wanted_make_room():
         assert await reader.text_of("again", 9) == "again"
 
 
-async def test_without_a_sandbox_a_page_that_is_no_longer_wanted_leaves_no_process(
+async def test_without_a_sandbox_a_cancelled_page_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     _only([], monkeypatch)
@@ -183,7 +183,7 @@ async def test_without_a_sandbox_a_page_that_is_no_longer_wanted_leaves_no_proce
         os.kill(int(number.read_text()), 0)
 
 
-def test_without_the_extra_the_constructor_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_missing_extra_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"torchrl-agentic\[html\]"):
         HttpTool(html="ask")

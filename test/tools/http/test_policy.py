@@ -53,7 +53,7 @@ def test_no_spelling_of_a_private_address_passes(host: str, url: str):
         ("https://" + "a." * 130 + "org/", "not a host"),
     ],
 )
-def test_what_is_no_url_for_us_is_refused_with_the_reason(url: str, because: str):
+def test_invalid_url_is_rejected_with_the_reason(url: str, because: str):
     with pytest.raises(ToolError) as refusal:
         HostPolicy().target(url)
     assert because in str(refusal.value)
@@ -61,7 +61,7 @@ def test_what_is_no_url_for_us_is_refused_with_the_reason(url: str, because: str
     assert len(str(refusal.value)) < 400
 
 
-def test_a_target_is_what_the_client_will_connect_to():
+def test_target_is_the_address_that_the_client_connects_to():
     target = HostPolicy().target("HTTPS://Bücher.Example/a b?c=d#e")
     assert (target.host, target.port) == ("xn--bcher-kva.example", 443)
     assert str(target.url) == "https://xn--bcher-kva.example/a%20b?c=d"
@@ -106,12 +106,12 @@ def test_a_target_is_what_the_client_will_connect_to():
         (["*", "localhost:8080"], "http://127.0.0.1:8080/", False),
     ],
 )
-def test_an_allowed_host_is_what_it_says_and_no_more(allowed: list[str], url: str, passes: bool):
+def test_allowed_host_matches_exactly(allowed: list[str], url: str, passes: bool):
     with contextlib.nullcontext() if passes else pytest.raises(ToolError):
         HostPolicy(allowed).target(url)
 
 
-def test_a_refusal_lists_what_would_have_worked():
+def test_refusal_lists_the_allowed_hosts():
     with pytest.raises(ToolError, match=r"allowed: example.org, \*.example.com"):
         HostPolicy(["example.org", "*.example.com"]).target("https://example.net/")
     with pytest.raises(ToolError, match="allowed: 80, 443, 8080"):
@@ -146,7 +146,7 @@ def test_ports_can_be_named_or_all_be_allowed():
         (["10.0.0.5:8080"], "10.0.0.5", "10.0.0.5", False),
     ],
 )
-def test_a_private_address_is_reached_only_by_who_and_where_it_was_named(
+def test_private_address_is_reached_only_if_it_was_named(
     allowed: list[str], host: str, address: str, permitted: bool
 ):
     parsed = parse_address(address)
@@ -158,12 +158,12 @@ def test_a_private_address_is_reached_only_by_who_and_where_it_was_named(
     "entry", ["http://example.org", "example.org/", "a b", "*.*.org", "exa*mple.org", "127.1", "", "*.",
     "10.0.0.1/8", "user@example.org", "example.org:x"],
 )  # fmt: skip
-def test_an_entry_that_cannot_be_meant_is_refused_where_it_is_written(entry: str):
+def test_invalid_allowed_host_is_rejected_in_the_constructor(entry: str):
     with pytest.raises(ValueError, match="allowed_hosts"):
         HostPolicy([entry])
 
 
-def test_a_single_text_is_no_list_of_hosts():
+def test_allowed_hosts_given_as_a_string_are_rejected():
     with pytest.raises(ValueError, match=r"write \['example.org'\]"):
         HostPolicy("example.org")
 

@@ -1,4 +1,4 @@
-"""What the model may put into a request, and what is left of it behind a redirect."""
+"""Parts of a request that the model may set, and those that survive a redirect."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ HERE = parse_target("https://example.org/")
      "X-Forwarded-For", "X-Forwarded-Host", "Forwarded", "Via", "X-Real-IP", "Cookie", "Cookie2",
      "Metadata-Flavor", "Metadata", "HTTP2-Settings"],
 )  # fmt: skip
-def test_headers_that_are_not_the_models_are_refused_by_name(name: str):
+def test_reserved_headers_are_rejected_by_name(name: str):
     with pytest.raises(ToolError, match=name):
         checked_headers({name: "x"}, None)
 
@@ -32,7 +32,7 @@ def test_headers_that_are_not_the_models_are_refused_by_name(name: str):
      {f"X-{n}": "a" for n in range(60)}, {"X": "\x7f"}, {"Xé": "a"}, "X: a", ["X"], {"Host\u200b": "a"}],
     ids=range(18),
 )  # fmt: skip
-def test_what_is_no_header_is_refused(headers: Any):
+def test_invalid_header_is_rejected(headers: Any):
     with pytest.raises(ToolError):
         checked_headers(headers, None)
 

@@ -1,4 +1,4 @@
-"""From bytes to what the model reads."""
+"""From bytes to the text that the model reads."""
 
 import json
 
@@ -49,11 +49,11 @@ def test_text_is_read_in_the_charset_it_has(body: bytes, content_type: str, text
     [(PNG, "image/png"), (b"%PDF-1.7", "application/pdf"), (b"a\0b", "text/plain"), (b"MZ\0\0", ""),
      (b"abc", "application/octet-stream"), (b"abc", "video/mp4")],
 )  # fmt: skip
-def test_what_is_no_text_is_not_decoded(body: bytes, content_type: str):
+def test_binary_body_is_not_decoded(body: bytes, content_type: str):
     assert text_of(body, content_type, whole=True) is None
 
 
-def test_a_character_cut_off_at_the_end_of_a_cut_body_is_no_fault():
+def test_character_cut_off_by_truncation_is_not_an_error():
     body = "grün".encode()[:3]
     assert text_of(body, "text/plain", whole=False) == "gr"
     assert text_of(body, "text/plain; charset=utf-8", whole=True) == "gr\ufffd"
@@ -85,7 +85,7 @@ def test_json_that_is_broken_or_would_explode_comes_as_it_is(text: str):
     assert pretty_json(text, 1 << 17) == text
 
 
-def test_a_terminal_is_told_nothing():
+def test_control_sequences_do_not_reach_a_terminal():
     assert without_controls("a\x1b[31mb\x07\x9bc\0d\be\tf\r\ng\x7f") == "a[31mbcde\tf\r\ng"
     assert without_controls("grün\n") == "grün\n"
 

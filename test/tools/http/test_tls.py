@@ -82,9 +82,7 @@ async def test_a_certificate_for_another_name_is_refused(certified: Certified):
         assert server.visits == []
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_refused(
-    certified: Certified, monkeypatch: pytest.MonkeyPatch
-):
+async def test_untrusted_certificate_is_rejected(certified: Certified, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certified.file))  # the environment's word does not count
     async with WebServer({"/": page(b"secret")}, ssl_context=certified.context) as server:
         with pytest.raises(ToolError, match="not accepted: self-signed certificate"):
@@ -106,7 +104,7 @@ async def test_a_redirect_from_https_to_http_is_not_followed(certified: Certifie
         assert plain.connections == 0
 
 
-async def test_a_server_without_tls_is_told_apart_and_one_that_never_agrees_costs_the_deadline():
+async def test_server_without_tls_is_reported_and_a_stalled_handshake_times_out():
     async with WebServer() as server:
         result = await ask(
             tool_for(server, None, timeout=0.5), server.url(host=NAME).replace("http:", "https:")

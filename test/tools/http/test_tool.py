@@ -128,7 +128,7 @@ async def test_head_says_how_long_the_body_would_be(server: WebServer):
     assert server.visits[0].method == "HEAD"
 
 
-async def test_what_the_model_sends_arrives(server: WebServer):
+async def test_request_of_the_model_arrives_unchanged(server: WebServer):
     tool = tool_for(server, methods=ALL)
     await ask(
         tool, server.url("/?a=b c#d"), method="POST", json={"a": [1]}, headers={"X-A": "1", "Accept": "a/b"}
@@ -208,7 +208,7 @@ async def test_a_body_over_the_bound_is_cut_and_the_rest_not_fetched(server: Web
     assert (result.meta["bytes"], result.meta["truncated"]) == (10_000, False)
 
 
-async def test_what_is_no_text_is_named_and_an_image_is_shown(server: WebServer):
+async def test_binary_body_is_named_and_an_image_is_shown(server: WebServer):
     server.acts["/pdf"] = page(b"%PDF" + bytes(100), "application/pdf")
     server.acts["/png"] = page(PNG, "image/png")
     server.acts["/fake"] = page(b"<html>", "image/png")
@@ -262,7 +262,7 @@ async def test_no_more_redirects_are_followed_than_allowed(server: WebServer):
      "http://", "http://[", "http://2130706433/", "\\\\10.0.0.1\\", "http://a\\@127.0.0.1/",
      "javascript:alert(1)", "http://a:b/", "\x01", "http://evil.example/"],
 )  # fmt: skip
-async def test_a_redirect_is_checked_like_what_the_model_wrote(server: WebServer, location: str):
+async def test_redirects_are_checked_like_the_first_url(server: WebServer, location: str):
     server.acts["/"] = redirect(location)
     try:
         result = await ask(tool_for(server), server.url("/"))
@@ -332,7 +332,7 @@ async def test_calls_of_many_trajectories_overlap(server: WebServer):
     await dispatcher.close()
 
 
-async def test_a_kept_connection_that_the_server_has_left_is_no_error(server: WebServer):
+async def test_kept_connection_closed_by_the_server_is_not_an_error(server: WebServer):
     """It reads the second request on a connection, and closes it without an answer, as may happen."""
     seen: set[int] = set()
 
@@ -368,7 +368,7 @@ async def test_a_tool_shared_by_two_is_closed_by_the_last(server: WebServer):
     assert server.connections == 2
 
 
-async def test_a_tool_travels_to_another_process(server: WebServer):
+async def test_tool_can_be_pickled(server: WebServer):
     tool = tool_for(server)
     await tool.setup()
     await tool.run({"url": server.url("/")}, ToolContext("c1"))
@@ -377,7 +377,7 @@ async def test_a_tool_travels_to_another_process(server: WebServer):
     assert (await ask(copy, server.url("/"))).text.endswith("hello")
 
 
-def test_one_tool_serves_one_event_loop_after_the_other():
+def test_tool_works_on_successive_event_loops():
     async def once() -> None:
         async with WebServer({"/": page(b"hello")}) as server:
             assert (await ask(tool, server.url("/"))).text.endswith("hello")
@@ -393,7 +393,7 @@ def test_reading_is_pure_and_anything_else_writes():
     assert HttpTool(methods=["GET", "POST"], name="web").effects == Effects(writes=["web"])
 
 
-def test_the_model_is_told_only_what_it_can_choose():
+def test_schema_has_only_arguments_that_the_model_can_choose():
     assert set(HttpTool(methods=["GET"]).input_schema["properties"]) == {"url", "headers", "start"}
     assert HttpTool(methods=ALL).input_schema["properties"]["method"]["enum"] == list(ALL)
     assert {"body", "json"} <= set(HttpTool(methods=ALL).input_schema["properties"])
@@ -407,6 +407,6 @@ def test_the_model_is_told_only_what_it_can_choose():
      {"allowed_hosts": "x"}, {"credentials": {"example.org": {}}}],
     ids=str,
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused_at_once(settings: dict[str, Any]):
+def test_invalid_settings_are_rejected_in_the_constructor(settings: dict[str, Any]):
     with pytest.raises(ValueError, match=r".{10}"):
         HttpTool(**settings)

@@ -1,4 +1,4 @@
-"""What the tests of old tool transforms share."""
+"""Fixtures of the tests of old tool transforms."""
 
 import gc
 from pathlib import Path
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items):
-    """TorchRL's own processes, loops and pipes are left to the garbage collector, which says so."""
+    """TorchRL leaves its processes, loops and pipes to the garbage collector, which warns."""
     left = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
     for item in items:
         if item.path.is_relative_to(HERE):
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="module")
 def _collected():
-    """What is left behind here is collected here, not in somebody else's test."""
+    """Leftovers of this test are collected here, not in another test."""
     yield
     gc.collect()
 

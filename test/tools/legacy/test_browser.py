@@ -46,7 +46,7 @@ SEE = call("browser", action="extract", selector="p", extract_type="text")
 
 
 class TestBrowserTransform:
-    def test_it_answers_with_the_result_alone(self, chat):
+    def test_result_contains_only_the_answer(self, chat):
         chat = chat(1, as_tool(Browser(), name="browser"))
         assert chat.step(go("https://a.org")) == [['{"url": "https://a.org", "status": 200}']]
 
@@ -75,7 +75,7 @@ class TestBrowserTransform:
         chat.step(go("https://a.org"), go("https://b.org"))
         assert browser.diary == ["init"]
 
-    def test_what_it_reports_as_failed_is_an_error(self, chat):
+    def test_reported_failure_is_an_error(self, chat):
         chat = chat(1, as_tool(Browser(), name="browser"))
         assert chat.step(call("browser", action="click", selector="#x")) == [["no element #x"]]
         assert chat.errors() == [1]
@@ -115,7 +115,7 @@ class TestBrowserTransform:
             run(as_tool(browser, name="browser"), {"action": "navigate", "url": url})
         assert browser.diary == []
 
-    def test_a_browser_that_cannot_be_started_is_not_the_model_s_fault(self):
+    def test_browser_that_cannot_start_gives_infra(self):
         class Absent(Browser):
             async def _init_browser(self):
                 raise ModuleNotFoundError("No module named 'playwright'")
@@ -148,7 +148,7 @@ class TestBrowserTransform:
         assert "'url'" in found[0][0]
         assert "'action'" in found[1][0]
 
-    def test_the_model_is_told_of_its_actions(self, chat):
+    def test_schema_lists_the_actions(self, chat):
         tool = as_tool(Browser(), name="browser")
         assert "web pages" in tool.description
         assert "extract_type" in tool.spec()["function"]["parameters"]["properties"]

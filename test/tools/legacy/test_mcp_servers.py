@@ -55,7 +55,7 @@ def test_an_image_stays_one(servers):
     assert run(as_tool(servers("lenient"), name="lenient.draw"), {}).parts == (ImagePart(b"hi", "image/png"),)
 
 
-def test_the_model_is_told_what_the_server_tells(servers):
+def test_model_sees_the_descriptions_of_the_server(servers):
     tool = as_tool(servers("lenient"), name="lenient.add")
     assert tool.description == "Add two numbers."
     assert tool.input_schema["required"] == ["a", "b"]
@@ -65,7 +65,7 @@ def test_its_own_timeout_is_a_timeout(servers):
     assert run(as_tool(servers("lenient", timeout=0.3), name="lenient.hang"), {}).status is Status.TIMEOUT
 
 
-def test_a_call_that_hangs_is_given_up_and_delays_nobody(chat, servers):
+def test_hanging_call_is_abandoned_and_does_not_delay_others(chat, servers):
     transform = servers("lenient", timeout=600)
     tools = [as_tool(transform, name=f"lenient.{name}") for name in ("hang", "add")]
     chat = chat(2, *tools, per_call_timeout=2)
@@ -85,7 +85,7 @@ def test_closing_ends_the_servers_and_a_later_step_starts_them_again(chat, serve
     assert chat.step(call("lenient.add", a=1, b=1)) == [["2"]]
 
 
-def test_a_server_of_the_python_sdk_is_refused_with_the_way_out(servers):
+def test_server_of_the_python_sdk_is_rejected_with_the_alternative(servers):
     """It insists on "initialize", which TorchRL 0.14 never sends, with SDK 1.x and with 2.x."""
     tool = as_tool(servers("strict"), name="strict.add")
     with pytest.raises(InfrastructureError, match=r"initialize.*use MCPToolset"):

@@ -1,4 +1,4 @@
-"""`as_tool` of transforms of people's own, and what it refuses."""
+"""`as_tool` with custom transforms, and the transforms that it rejects."""
 
 import functools
 
@@ -19,7 +19,7 @@ from torchrl_agentic import ToolResult, as_tool
 
 
 class Own:
-    """A transform of somebody's own: it has the one stable seam."""
+    """A custom transform with the one stable method."""
 
     def __init__(self, answer=lambda content, index: [content]):
         self.answer, self.closed = answer, 0
@@ -53,7 +53,7 @@ class TestOwn:
         assert chat(1, own).step(call("own", x=1)) == [["CALL own(1)"]]
 
     def test_render_call_comes_before_any_layer(self, chat):
-        """Whoever writes the syntax wants the transform to read it, whatever else it has."""
+        """A transform that defines the syntax wants to read it itself."""
         simple = SimpleToolTransform(tools={"f": divide})
         tool = as_tool(
             simple, name="f", render_call=lambda name, args: f"<tool>{name}\n" + '{"a": 1, "b": 2}</tool>'
@@ -79,10 +79,10 @@ class TestOwn:
         assert "render_call" in chat.step(call("own"))[0][0]
         assert chat.errors() == [1]
 
-    def test_a_text_that_speaks_of_failure_as_torchrl_does_is_an_error(self):
+    def test_failure_text_of_torchrl_is_an_error(self):
         assert run(as_tool(Own(lambda content, index: ["Tool f failed:\nno"]), name="own"), {}).is_error
 
-    def test_what_it_raises_costs_its_row_only(self, chat, caplog):
+    def test_exception_of_the_transform_affects_only_its_row(self, chat, caplog):
         def answer(content, index):
             if index == 0:
                 raise KeyError("a bug")
@@ -104,7 +104,7 @@ class TestOwn:
         chat.reset(True, False)
         assert chat.errors() == [0, 0]
 
-    def test_its_schema_is_what_was_given(self):
+    def test_given_schema_is_used(self):
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
         assert as_tool(Own(), name="own", input_schema=schema).spec()["function"]["parameters"] == schema
 
@@ -112,7 +112,7 @@ class TestOwn:
 @pytest.mark.parametrize(
     "thing", [None, "python", StepCounter(), object(), divide, functools.partial(divide, 1)]
 )
-def test_what_is_no_tool_transform_is_refused(thing):
+def test_transform_without_a_tool_is_rejected(thing):
     with pytest.raises(TypeError, match="not a tool transform"):
         as_tool(thing, name="x")
 

@@ -1,4 +1,4 @@
-"""What `as_tool` promises of every transform: whose the rows are, what runs beside what, what is an error."""
+"""Promises of `as_tool` for every transform: row state, concurrency and errors."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ class TestRows:
         assert chat.errors() == [0, 0]
         chat.compose.close()
 
-    def test_two_tools_of_one_transform_share_what_a_row_keeps_and_do_not_overlap_there(self, chat):
+    def test_two_tools_of_one_transform_share_row_state_and_do_not_overlap(self, chat):
         transform = interpreter()
         chat = chat(2, as_tool(transform, name="python"), as_tool(transform, name="py"))
         both = [
@@ -99,7 +99,7 @@ class TestRows:
         assert "did not finish" in chat.step(call("hang"))[0][0]
         assert chat.step(call("python", code="print(x)")) == [["1"]]
 
-    def test_what_a_program_has_started_ends_with_it(self, chat, tmp_path):
+    def test_processes_started_by_a_program_end_with_it(self, chat, tmp_path):
         from helpers.legacy_envs import gone
 
         note = tmp_path / "pid"
@@ -112,7 +112,7 @@ class TestRows:
         chat.step(call("python", code=code))
         assert gone(int(note.read_text()))
 
-    def test_an_interpreter_that_ended_itself_is_replaced_and_the_model_told(self, chat):
+    def test_exited_interpreter_is_replaced_and_reported_to_the_model(self, chat):
         chat = chat(2, as_tool(interpreter(), name="python"))
         chat.step(call("python", code="x = 1"), call("python", code="x = 2"))
         assert "terminated" in chat.step(call("python", code="import sys; sys.exit()"), "x")[0][0]
@@ -154,7 +154,7 @@ class TestOwnership:
             as_tool(transform, name="f")
         env.close()
 
-    def test_one_that_came_into_an_environment_later_is_refused_by_the_tool_compose(self):
+    def test_transform_that_joined_an_environment_later_is_rejected(self):
         transform = SimpleToolTransform(tools={"f": divide})
         tool = as_tool(transform, name="f")
         env = TransformedEnv(ChatEnv(batch_size=(1,)), transform)
@@ -195,7 +195,7 @@ class TestOwnership:
             chat.compose.branch(0, [1])
 
     @pytest.mark.parametrize("persistent", [False])
-    def test_one_that_keeps_nothing_can(self, chat, persistent):
+    def test_stateless_interpreter_can_be_branched(self, chat, persistent):
         chat = chat(2, as_tool(PythonInterpreter(persistent=persistent), name="python"))
         chat.step(call("python", code="x = 1"), "x")
         chat.compose.branch(0, [1])
@@ -209,7 +209,7 @@ class TestOwnership:
 
 
 class TestResults:
-    def test_code_that_speaks_of_a_timeout_is_an_error_and_no_timeout(self):
+    def test_output_that_mentions_a_timeout_is_not_a_timeout(self):
         tool = as_tool(PythonInterpreter(), name="python")
         assert run(tool, {"code": "raise TimeoutError('timed out')"}).status is Status.ERROR
 
@@ -222,7 +222,7 @@ class TestResults:
         result = run(as_tool(SimpleToolTransform(tools={"f": lambda: (1, 2)}), name="f"), {})
         assert (result.text, result.reward) == ("[1, 2]", None)
 
-    def test_what_is_no_json_is_shown_as_text_as_it_was(self):
+    def test_response_that_is_not_json_is_shown_as_text(self):
         class Odd:
             def __str__(self):
                 return "an odd thing"
@@ -246,11 +246,11 @@ def services(*given, **options):
 
 
 class TestServices:
-    def test_one_without_kwargs_works_and_may_return_a_list(self, chat):
+    def test_function_without_kwargs_works_and_may_return_a_list(self, chat):
         chat = chat(1, as_tool(services(), name="sum"))
         assert chat.step(call("sum", a=1, b=2)) == [["[3]"]]
 
-    def test_what_it_raises_is_shown_to_the_model_as_it_was(self, chat, caplog):
+    def test_exception_text_is_shown_to_the_model(self, chat, caplog):
         chat = chat(1, as_tool(services(), name="sum"))
         assert chat.step(call("sum", a=-1)) == [["Error: sum failed: a is negative"]]
         assert "service sum raised" in caplog.text
@@ -268,7 +268,7 @@ class TestServices:
 
 
 class TestOffers:
-    def test_schema_in_is_told_to_the_model_and_nothing_is_required(self):
+    def test_schema_in_is_shown_to_the_model_without_required_arguments(self):
         properties = as_tool(services(), name="sum").input_schema["properties"]
         assert properties == {
             "a": {"type": "integer"},
@@ -301,7 +301,7 @@ class TestOffers:
         tool = as_tool(SimpleToolTransform(tools={"f": divide}), name="f")
         assert (tool.description, tool.input_schema["required"]) == ("Divide a by b.", ["a", "b"])
 
-    def test_what_is_given_comes_first(self):
+    def test_given_options_take_precedence(self):
         schema = {"type": "object", "properties": {"x": {}}}
         tool = as_tool(BrowserTransform(), name="browser", description="Look.", input_schema=schema)
         assert (tool.description, tool.input_schema) == ("Look.", schema)
@@ -346,7 +346,7 @@ def test_a_class_in_place_of_an_object_is_refused():
         as_tool(PythonInterpreter, name="python")
 
 
-def test_by_hand_too_a_browser_that_is_missing_is_no_answer_to_the_model(monkeypatch):
+def test_missing_browser_raises_when_called_directly(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "playwright.async_api", None)
     tool = as_tool(BrowserTransform(), name="browser")
     with pytest.raises(InfrastructureError, match="pip install playwright"):

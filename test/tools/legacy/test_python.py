@@ -28,7 +28,7 @@ class TestPythonInterpreter:
         assert "NameError" in text
         assert chat.errors() == [1]
 
-    def test_a_persistent_process_keeps_what_its_row_made_and_no_other_row_sees_it(self, chat):
+    def test_persistent_process_keeps_the_state_of_its_row_only(self, chat):
         chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
         chat.step(call("python", code="secret = 7"), call("python", code="pass"))
         first, second = chat.step(*[call("python", code="print(secret)")] * 2)
@@ -63,7 +63,7 @@ class TestPythonInterpreter:
         assert chat.step(call("python", code=code)) == [["4"]]
 
     @pytest.mark.parametrize("persistent", [True, False])
-    def test_a_failure_is_an_error_and_what_was_printed_before_is_kept(self, chat, persistent):
+    def test_failure_is_an_error_with_the_earlier_output(self, chat, persistent):
         chat = chat(1, as_tool(PythonInterpreter(persistent=persistent), name="python"))
         ((text,),) = chat.step(call("python", code="print('before')\n1 / 0"))
         assert "before" in text
@@ -79,7 +79,7 @@ class TestPythonInterpreter:
 
     @pytest.mark.parametrize("persistent", [True, False])
     def test_a_call_that_runs_out_of_time_ends_its_process(self, chat, persistent, tmp_path):
-        """The code tells its number before it hangs; afterwards no such process is there."""
+        """The code prints its process id before it hangs; afterwards the process is gone."""
         note = tmp_path / "pid"
         tool = as_tool(PythonInterpreter(persistent=persistent, timeout=60), name="python")
         chat = chat(1, tool, per_call_timeout=2.0)
@@ -97,7 +97,7 @@ class TestPythonInterpreter:
         first, second = chat.step(call("python", code="print(3)"), call("python", code="print(x)"))
         assert (first, second) == (["3"], ["2"])
 
-    def test_a_process_that_was_ended_from_outside_is_made_anew_after_a_reset(self, chat):
+    def test_killed_process_is_restarted_after_a_reset(self, chat):
         chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
         pids = [int(row[0]) for row in chat.step(*[call("python", code="import os; print(os.getpid())")] * 2)]
         os.kill(pids[0], signal.SIGKILL)
@@ -133,7 +133,7 @@ class TestPythonInterpreter:
         chat.compose.close()
         assert chat.step(call("python", code="print(2)")) == [["2"]]
 
-    def test_the_model_is_told_of_the_code_and_other_arguments_are_refused(self, chat):
+    def test_schema_has_the_code_and_rejects_other_arguments(self, chat):
         tool = as_tool(PythonInterpreter(), name="python", description="Run Python.")
         assert tool.spec()["function"]["parameters"]["required"] == ["code"]
         assert tool.description == "Run Python."

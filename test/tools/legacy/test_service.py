@@ -40,13 +40,13 @@ class TestExecuteToolsInOrder:
         chat.step(call("search", query="nothing"))
         assert chat.errors() == [1]
 
-    def test_what_it_raises_costs_its_row_only(self, chat, caplog):
+    def test_exception_of_the_transform_affects_only_its_row(self, chat, caplog):
         chat = chat(2, as_tool(self.make(Search()), name="search"))
         found = chat.step(call("search", query="raise"), call("search", query="x"))
         assert chat.errors() == [1, 0]
         assert found[1] == ['{"results": ["x", 1, null]}']
 
-    def test_an_answer_that_is_no_json_does_not_cost_the_batch(self, chat, caplog):
+    def test_response_that_is_not_json_does_not_fail_the_batch(self, chat, caplog):
         """The released transform loses all rows to it."""
 
         class Odd(Search):

@@ -20,14 +20,14 @@ class TestSimpleToolTransform:
         chat = chat(1, self.tool(divide))
         assert chat.step(call("f", a=1, b=4)) == [['{"quotient": 0.25}']]
 
-    def test_what_it_raises_is_an_error_of_the_tool(self, chat):
+    def test_exception_of_the_transform_is_a_tool_error(self, chat):
         chat = chat(1, self.tool(divide))
         ((text,),) = chat.step(call("f", a=1, b=0))
         assert "division by zero" in text
         assert chat.errors() == [1]
 
     def test_a_report_of_failure_inside_a_success_is_an_error(self, chat):
-        """The transform says "success" of whatever did not raise."""
+        """The transform reports "success" for every call that did not raise."""
         chat = chat(1, self.tool(lambda: {"success": False, "error": "no such page"}))
         assert chat.step(call("f")) == [["no such page"]]
         assert chat.errors() == [1]

@@ -1,4 +1,4 @@
-"""What a server sends is bounded: answers before they are parsed, and what it says of its tools."""
+"""Data of a server is bounded: responses before they are parsed, and descriptions of its tools."""
 
 import asyncio
 import gzip
@@ -21,8 +21,8 @@ from torchrl_agentic.tools import MCPServerConfig, MCPToolset
 
 
 @pytest.mark.parametrize("name", ["first", "second"], ids=["id first", "id last"])
-async def test_an_answer_that_is_too_large_is_an_error_of_that_call_alone(opened, raw, name):
-    """The same process goes on, and calls beside it are answered."""
+async def test_too_large_response_fails_only_its_call(opened, raw, name):
+    """The same process continues, and other calls are answered."""
     async with opened(raw("large"), max_result_bytes=1 << 20) as server:
         pid = await server.text("pid")
         whole = server.call(name, x=(1 << 20) - 200)
@@ -66,8 +66,8 @@ asyncio.run(main())
     number=st.integers(0, 10**6) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
     is_last=st.booleans(),
 )
-def test_the_id_is_found_at_either_end_whatever_stands_between(before, number, is_last):
-    """Such as other ids, nested in what is left out."""
+def test_request_id_is_found_at_both_ends_of_a_message(before, number, is_last):
+    """Such as other ids, nested in the omitted part."""
     from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
     result = {"result": {"content": [{"id": 7, "text": before + "é" * 3000}], "id": "no"}}
@@ -90,7 +90,7 @@ def test_the_id_is_found_at_either_end_whatever_stands_between(before, number, i
         b'["',
     ],
 )
-def test_what_is_no_answer_is_left_out(head):
+def test_messages_without_a_response_are_ignored(head):
     from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
     assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', 10_000, 10) is None
@@ -134,7 +134,7 @@ def as_event(body):
 
 
 @pytest.mark.parametrize("make", [as_json, in_pieces, as_event])
-async def test_an_answer_over_http_that_is_too_large_is_an_error_of_that_call_alone(opened, make):
+async def test_too_large_http_response_fails_only_its_call(opened, make):
     with serving(answering(make)) as url:
         config = MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")
         async with opened(config, max_result_bytes=1 << 20) as server:
@@ -146,7 +146,7 @@ async def test_an_answer_over_http_that_is_too_large_is_an_error_of_that_call_al
             assert len(await server.text("first")) == 3_000_000  # the SDK alone takes events of 1 MiB
 
 
-async def test_an_answer_over_the_old_sse_transport_costs_the_connection(opened, sse):
+async def test_too_large_sse_response_closes_the_connection(opened, sse):
     """The SDK reads all answers from one stream, whose bound cannot be set."""
     async with opened(MCPServerConfig(url=sse, transport="sse", name="old")) as server:
         assert len(await server.text("echo", text="x" * 100_000)) == 100_000
@@ -176,12 +176,12 @@ async def test_an_answer_over_http_that_is_compressed_unasked_is_not_unpacked(op
         ("wordy", "'raw' describes its tool 'environ' with 300,[0-9]{3} characters; at most 262,144"),
     ],
 )
-async def test_what_a_server_says_of_its_tools_is_bounded(raw, mode, said):
+async def test_descriptions_of_a_server_are_bounded(raw, mode, said):
     with pytest.raises(InfrastructureError, match=said):
         await MCPToolset(raw(mode)).setup()
 
 
 @pytest.mark.parametrize("bound", [0, 1.5, "1"])
-def test_a_bound_that_means_nothing_is_refused(bound):
+def test_invalid_bound_is_rejected(bound):
     with pytest.raises((TypeError, ValueError), match="max_result_bytes"):
         MCPToolset(MCPServerConfig("serve"), max_result_bytes=bound)

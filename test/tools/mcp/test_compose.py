@@ -148,7 +148,7 @@ def test_two_servers_with_tools_of_one_name_need_a_prefix_and_the_error_names_bo
     assert results(td["next"])[0] == ["first", "first"]
 
 
-def test_a_limit_for_a_tool_that_the_server_has_not_is_refused_and_the_server_is_ended(raw):
+def test_limit_for_an_unknown_tool_is_rejected_and_the_server_stopped(raw):
     transform, toolset = ToolCompose([]), MCPToolset(raw(), tools=["first"])
     with pytest.raises(
         ValueError, match=r"rate_limits names 'ecko', but the toolset has no such tool; .*: first"
@@ -158,14 +158,14 @@ def test_a_limit_for_a_tool_that_the_server_has_not_is_refused_and_the_server_is
     assert toolset.tools == ()
 
 
-def test_what_a_server_writes_keeps_the_order_of_the_calls(compose):
+def test_writes_of_a_server_keep_the_order_of_the_calls(compose):
     """`grow` writes and `count` writes: each waits for the one before it."""
     env = chat_env((1,), compose())
     td = step(env, begin(env), call("count") * 5 + call("counted"))
     assert results(td["next"])[0] == ["1", "2", "3", "4", "5", "5"]
 
 
-def test_an_environment_that_was_closed_starts_the_server_anew(compose, raw):
+def test_closed_environment_restarts_the_server(compose, raw):
     limiter = RateLimiter(max_concurrent=1)
     transform = compose(config=raw(), tools=["count"], rate_limits={"count": limiter})
     env = chat_env((1,), transform)
@@ -176,8 +176,8 @@ def test_an_environment_that_was_closed_starts_the_server_anew(compose, raw):
     assert limiter.stats().granted == 2
 
 
-def test_a_server_of_2026_that_knows_no_initialize_is_used_and_tells_of_changes(compose, raw):
-    """It tells of changes on a stream that has to be asked for; each call adds a tool."""
+def test_server_of_2026_without_initialize_works_and_announces_changes(compose, raw):
+    """It announces changes on a stream that the client must request; each call adds a tool."""
     transform = compose(config=raw("modern"))
     env = chat_env((1,), transform)
     assert results(step(env, begin(env), call("first"))["next"])[0] == ["first"]
@@ -186,7 +186,7 @@ def test_a_server_of_2026_that_knows_no_initialize_is_used_and_tells_of_changes(
 
 @pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (0.2, 30.0, "0.18")])
 def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, smaller):
-    """The toolset ends it a little before the environment would, so that the server is told."""
+    """The toolset ends it shortly before the environment would, so that the server gets the cancellation."""
     transform = ToolCompose([], per_call_timeout=per_call)
     transform.add_toolset(MCPToolset(demo(), tools=["hold"], request_timeout=of_server))
     env = chat_env((1,), transform)

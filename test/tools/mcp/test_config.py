@@ -31,7 +31,7 @@ def test_the_three_fixed_arguments_come_in_their_order():
         ({"command": "npx -y server", "args": ["/data"]}, r"command='npx', args=\['-y', 'server', '/data'\]"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, said):
+def test_contradictory_options_are_rejected(arguments, said):
     with pytest.raises(ValueError, match=said):
         MCPServerConfig(**arguments)
 
@@ -54,7 +54,7 @@ def test_a_server_has_a_name(config, name):
     assert config.name == name
 
 
-def test_secrets_are_neither_in_the_repr_nor_in_what_is_shown():
+def test_secrets_are_not_in_repr_or_output():
     secret = "s3cr3t-value"
     local = MCPServerConfig("serve", [f"--key={secret}"], {"KEY": secret})
     remote = MCPServerConfig(

@@ -19,7 +19,7 @@ from torchrl_agentic.tools.mcp.mcp_client import LONGEST_PAUSE_S, pause_s
 SOURCE = Path(mcp_raw.__file__).read_text()
 
 
-async def test_a_server_that_ends_at_its_start_is_told_of_with_command_code_and_stderr(raw):
+async def test_server_that_exits_at_start_is_reported_with_command_code_and_stderr(raw):
     with pytest.raises(InfrastructureError) as caught:
         await MCPToolset(raw("crash")).setup()
     said = str(caught.value)
@@ -70,7 +70,7 @@ async def test_a_server_that_says_nothing_is_given_up_and_ended(raw, is_running,
     assert not is_running(pids[0])
 
 
-async def test_what_a_server_prints_between_its_messages_is_passed_over_and_told_once(opened, raw, caplog):
+async def test_other_output_of_a_server_is_skipped_and_logged_once(opened, raw, caplog):
     async with opened(raw("rubbish")) as server:
         assert await server.text("first") == "first"
     (told,) = [record.getMessage() for record in caplog.records if "not a message" in record.getMessage()]
@@ -78,7 +78,7 @@ async def test_what_a_server_prints_between_its_messages_is_passed_over_and_told
     assert "Welcome to the server!" in told
 
 
-async def test_what_a_server_printed_is_in_the_message_when_it_does_not_start():
+async def test_error_of_a_server_that_does_not_start_has_its_output():
     config = MCPServerConfig(sys.executable, ["-c", "print('hello world')"], name="talker")
     with pytest.raises(
         InfrastructureError, match=r"'talker' ended before .*it printed 'hello world' to stdout"
@@ -86,7 +86,7 @@ async def test_what_a_server_printed_is_in_the_message_when_it_does_not_start():
         await MCPToolset(config).setup()
 
 
-async def test_a_server_that_is_killed_during_a_call_is_not_the_models_fault_and_comes_back(opened, demo):
+async def test_server_killed_during_a_call_gives_infra_and_restarts(opened, demo):
     async with opened(demo()) as server:
         await server.call("count")
         pid = int(await server.text("pid"))
@@ -104,7 +104,7 @@ async def test_a_server_that_is_killed_during_a_call_is_not_the_models_fault_and
     assert result.meta["restarts"] == 1
 
 
-async def test_who_finds_the_server_lost_is_told_that_its_state_is_gone(opened, raw):
+async def test_call_to_a_lost_server_reports_the_lost_state(opened, raw):
     async with opened(raw()) as server:
         pid = int(await server.text("pid"))
         os.kill(pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ async def test_a_message_without_end_is_not_kept(monkeypatch, is_running):
         await MCPToolset(config, max_result_bytes=1 << 20).setup()
 
 
-async def test_what_a_dying_server_writes_to_stderr_moves_no_cursor_and_sets_no_title(raw):
+async def test_control_sequences_in_stderr_of_a_server_are_escaped(raw):
     with pytest.raises(InfrastructureError) as caught:
         await MCPToolset(raw("noisy", env={"KEY": "left_out"})).setup()
     said = str(caught.value)
@@ -156,13 +156,13 @@ async def test_what_a_dying_server_writes_to_stderr_moves_no_cursor_and_sets_no_
     assert "\x1b" not in said
 
 
-async def test_what_a_server_refuses_to_list_with_moves_no_cursor(raw):
+async def test_control_sequences_in_a_listing_error_are_escaped(raw):
     with pytest.raises(InfrastructureError, match="does not list its tools: no ␛]0;owned␇") as caught:
         await MCPToolset(raw("refuses")).setup()
     assert len(str(caught.value)) < 1200
 
 
-async def test_a_limiter_that_breaks_the_circuit_is_told_of_servers_that_are_lost(opened, demo):
+async def test_circuit_breaker_counts_lost_servers(opened, demo):
     limiter = RateLimiter(break_after=1, break_seconds=1000)
     async with opened(demo(), limiter=limiter) as server:
         await server.call("echo", text="hi")
@@ -258,13 +258,13 @@ async def test_a_server_runs_in_a_sandbox_with_the_environment_it_is_given_and_n
     assert not os.path.exists(f"/proc/{pid}")
 
 
-async def test_a_command_that_is_not_in_the_sandbox_is_told_of(opened):
+async def test_command_missing_in_the_sandbox_is_reported(opened):
     config = MCPServerConfig("no-such-server", sandbox=BubblewrapSandbox(), name="caged")
     with pytest.raises(InfrastructureError, match=r"'caged' ended before it was ready(?s:.)*not found"):
         await MCPToolset(config).setup()
 
 
-def test_without_the_sdk_the_message_names_what_to_install(monkeypatch):
+def test_missing_sdk_error_names_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"MCPToolset needs the 'mcp' package: .*torchrl-agentic\[mcp\]"):
         MCPToolset(MCPServerConfig("serve"))

@@ -8,7 +8,7 @@ from torchrl_agentic.tools.mcp.toolset import MAX_NAME, clean, shown_names
 FIT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def test_what_models_cannot_write_becomes_an_underscore():
+def test_characters_that_models_cannot_write_become_underscores():
     assert clean("files.read/all now") == "files_read_all_now"
 
 
@@ -16,7 +16,7 @@ def test_names_that_differ_far_back_stay_different():
     assert clean("a" * 80 + "b") != clean("a" * 80 + "c")
 
 
-def test_a_name_that_is_clean_keeps_it_whatever_comes_before():
+def test_valid_name_is_kept_after_any_other_names():
     assert shown_names(["a.b", "a_b"]) == {"a.b": "a_b_2", "a_b": "a_b"}
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from mcp_types import AudioContent, CallToolResult, ImageContent, TextContent
 
 from torchrl_agentic.messages import JsonPart, Status, TextPart
-from torchrl_agentic.tools.mcp.mcp_tool import part_of, result_of, with_structured
+from torchrl_agentic.tools.mcp.mcp_tool import mcp_result, part_of, with_structured
 
 JSONS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -18,27 +18,27 @@ def texts(*contents):
     return [TextContent(type="text", text=text) for text in contents]
 
 
-def test_structured_content_takes_the_place_of_the_text_that_says_the_same():
-    result = result_of(CallToolResult(content=texts("a", '{ "n" : 1 }', "b"), structured_content={"n": 1}))
+def test_structured_content_replaces_equal_text():
+    result = mcp_result(CallToolResult(content=texts("a", '{ "n" : 1 }', "b"), structured_content={"n": 1}))
     assert result.parts == (TextPart("a"), JsonPart({"n": 1}), TextPart("b"))
     assert result.meta == {"structured": {"n": 1}}
 
 
 def test_structured_content_that_no_text_says_comes_last():
-    result = result_of(CallToolResult(content=texts("see there"), structured_content={"n": 1}))
+    result = mcp_result(CallToolResult(content=texts("see there"), structured_content={"n": 1}))
     assert result.parts == (TextPart("see there"), JsonPart({"n": 1}))
 
 
-def test_true_and_1_do_not_say_the_same():
+def test_true_and_1_are_different_content():
     parts = with_structured([TextPart('{"n": 1}')], {"n": True})
     assert parts == [TextPart('{"n": 1}'), JsonPart({"n": True})]
 
 
-def test_a_wrapped_value_that_the_text_says_is_not_said_twice():
+def test_wrapped_value_equal_to_the_text_is_not_repeated():
     for text, value in (("hello", "hello"), ("5", 5), ("[1, 2]", [1, 2])):
-        result = result_of(CallToolResult(content=texts(text), structured_content={"result": value}))
+        result = mcp_result(CallToolResult(content=texts(text), structured_content={"result": value}))
         assert result.parts == (TextPart(text),)
-    several = result_of(CallToolResult(content=texts("a", "2"), structured_content={"result": ["a", 2]}))
+    several = mcp_result(CallToolResult(content=texts("a", "2"), structured_content={"result": ["a", 2]}))
     assert several.parts == (TextPart("a"), TextPart("2"))
 
 
@@ -54,13 +54,13 @@ def test_structured_content_is_never_lost_and_texts_keep_their_order(value, othe
 
 
 def test_an_error_of_the_server_is_one_with_all_its_parts():
-    result = result_of(CallToolResult(content=texts("no such file", "try /tmp"), is_error=True))
+    result = mcp_result(CallToolResult(content=texts("no such file", "try /tmp"), is_error=True))
     assert result.status is Status.ERROR
     assert result.text == "no such file\ntry /tmp"
 
 
 def test_no_content_is_an_empty_result():
-    assert result_of(CallToolResult(content=[])).parts == ()
+    assert mcp_result(CallToolResult(content=[])).parts == ()
 
 
 def test_an_image_whose_base64_is_broken_is_named():
@@ -70,11 +70,13 @@ def test_an_image_whose_base64_is_broken_is_named():
 
 def test_audio_is_named_and_kept_for_programs():
     data = base64.b64encode(b"123456").decode()
-    result = result_of(CallToolResult(content=[AudioContent(type="audio", data=data, mime_type="audio/wav")]))
+    result = mcp_result(
+        CallToolResult(content=[AudioContent(type="audio", data=data, mime_type="audio/wav")])
+    )
     assert result.text == "[audio audio/wav, 6 bytes]"
     assert result.meta == {"audio": [{"media_type": "audio/wav", "data": data}]}
 
 
-def test_what_the_server_says_besides_is_kept():
-    result = result_of(CallToolResult.model_validate({"content": [], "_meta": {"cost": 2}}))
+def test_further_content_of_the_server_is_kept():
+    result = mcp_result(CallToolResult.model_validate({"content": [], "_meta": {"cost": 2}}))
     assert result.meta == {"server_meta": {"cost": 2}}

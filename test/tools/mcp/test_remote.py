@@ -63,7 +63,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server(opened, url):
             await asyncio.sleep(0)
 
 
-async def test_a_server_that_dies_during_a_call_is_not_the_models_fault(opened, url, caplog):
+async def test_server_that_dies_during_a_call_gives_infra(opened, url, caplog):
     async with opened(MCPServerConfig(url=url, name="far")) as server:
         with pytest.raises(InfrastructureError, match="'far' was lost during the call"):
             await server.call("die")
@@ -71,7 +71,7 @@ async def test_a_server_that_dies_during_a_call_is_not_the_models_fault(opened, 
             await server.call("echo", text="hi")
 
 
-async def test_a_server_over_http_tells_of_new_tools(opened, url):
+async def test_http_server_announces_new_tools(opened, url):
     async with opened(MCPServerConfig(url=url)) as server:
         before = server.toolset.revision
         await server.call("grow", name="later")
@@ -95,7 +95,7 @@ async def test_each_trajectory_has_a_session_of_its_own_with_a_server_over_http(
     assert texts == ["1", "2", "1", "2"]
 
 
-async def test_a_server_that_does_not_run_is_told_of_at_setup():
+async def test_unreachable_server_raises_at_setup():
     with pytest.raises(
         InfrastructureError, match=r"cannot be used: .*attempts failed: http://127.0.0.1:9/mcp$"
     ):
@@ -103,7 +103,7 @@ async def test_a_server_that_does_not_run_is_told_of_at_setup():
 
 
 class Noted:
-    """A server that keeps the requests it gets, and answers as it is told."""
+    """A server that stores its requests and sends scripted responses."""
 
     def __init__(self, answer):
         self.requests = []
@@ -116,7 +116,7 @@ class Noted:
         return self.answer(request, json.loads(body) if body else {})
 
 
-async def test_a_server_that_refuses_us_is_told_of_with_its_status_and_without_the_token(caplog):
+async def test_rejecting_server_is_reported_with_its_status_and_without_the_token(caplog):
     caplog.set_level(logging.DEBUG)
     noted = Noted(lambda *_: PlainTextResponse("no", status_code=401))
     with serving(noted.app) as url:
@@ -131,8 +131,8 @@ async def test_a_server_that_refuses_us_is_told_of_with_its_status_and_without_t
     assert "s3cond-s3cret" not in told
 
 
-async def test_a_server_that_has_forgotten_the_session_is_connected_to_anew():
-    """As one does that was started anew behind the same URL."""
+async def test_lost_session_is_reconnected():
+    """Like a server that was restarted behind the same URL."""
     sessions = []
     result = {"content": [{"type": "text", "text": "hello"}]}
 
@@ -173,7 +173,7 @@ async def test_a_server_that_has_forgotten_the_session_is_connected_to_anew():
     assert sessions == ["s0", "s1"]
 
 
-async def test_an_error_of_http_during_a_call_is_not_the_models_fault(opened):
+async def test_http_error_during_a_call_gives_infra(opened):
     def answer(request, message):
         if request.method != "POST":
             return PlainTextResponse("", status_code=405)

@@ -61,7 +61,7 @@ def test_the_tools_that_are_listed_are_those_that_are_offered():
     assert mcp_servers(data, tools=["write"])["a"].selected == ("write",)
 
 
-def test_what_is_started_here_can_be_started_in_a_sandbox():
+def test_stdio_server_can_be_started_in_a_sandbox():
     sandbox = BubblewrapSandbox()
     data = {"mcpServers": {"here": {"command": "a"}, "there": {"url": "http://b"}}}
     found = mcp_servers(data, sandbox=sandbox)
@@ -106,7 +106,7 @@ def test_variables_are_put_in_and_not_shown():
         ([], r"mcpServers\.x: expected an object"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_and_place(file, entry, said):
+def test_configuration_error_has_file_and_position(file, entry, said):
     with pytest.raises(ValueError, match=rf"mcp\.json: {said}"):
         mcp_servers(file({"mcpServers": {"x": entry}}), environ={})
 

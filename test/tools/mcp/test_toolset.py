@@ -50,7 +50,7 @@ async def test_an_output_schema_and_annotations_are_kept(opened, demo):
         assert server["echo"].annotations == {"readOnlyHint": True}
 
 
-async def test_what_only_reads_overlaps_and_what_writes_keeps_its_order(opened, demo):
+async def test_read_only_tools_overlap_and_writers_keep_their_order(opened, demo):
     async with opened(demo()) as server:
         assert server["echo"].effects == Effects(reads=["mcp:demo"])
         assert server["count"].effects == server["work"].effects == Effects(writes=["mcp:demo"])
@@ -78,7 +78,7 @@ async def test_only_the_tools_that_were_asked_for_are_offered(opened, raw):
 @pytest.mark.parametrize(
     ("wanted", "hint"), [("read_fil", r"; did you mean 'read_file'\?"), ("zzz", r"\.")], ids=["near", "far"]
 )
-async def test_a_tool_that_was_asked_for_and_is_not_there_is_an_error_that_lists_what_is(raw, wanted, hint):
+async def test_error_for_a_missing_selected_tool_lists_the_offered_ones(raw, wanted, hint):
     toolset = MCPToolset(raw(), tools=[wanted])
     with pytest.raises(ValueError, match=rf"'{wanted}', .*'raw' .*offer{hint} It offers: environ, first"):
         await toolset.setup()
@@ -122,13 +122,13 @@ async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):
         assert server.toolset.shared().restarts == 0
 
 
-async def test_an_answer_against_the_protocol_is_not_the_models_fault(opened, raw):
+async def test_response_against_the_protocol_gives_infra(opened, raw):
     async with opened(raw("garbage")) as server:
         with pytest.raises(InfrastructureError, match="'raw' violates the protocol: content"):
             await server.call("first")
 
 
-async def test_progress_is_told_and_the_last_is_in_the_meta(opened, demo):
+async def test_progress_is_logged_and_the_last_is_in_the_meta(opened, demo):
     told = []
     async with opened(demo(), on_progress=told.append) as server:
         result = await server.call("work", steps=3, call_id="c7")
@@ -149,7 +149,7 @@ async def test_a_hundred_calls_over_one_session_are_under_way_at_once(opened, de
         assert await asyncio.gather(*calls) == [f"{n}" for n in range(100)]
 
 
-async def test_a_call_that_takes_too_long_times_out_and_the_server_is_told(opened, demo):
+async def test_timed_out_call_is_cancelled_on_the_server(opened, demo):
     async with opened(demo(), request_timeout=0.2) as server:
         with pytest.raises(TimeoutError, match=r"no response within 0\.2 s"):
             await server.call("hold", label="late")
@@ -198,7 +198,7 @@ async def test_nothing_of_our_environment_reaches_a_server_unless_it_is_asked_fo
     assert set(environ) <= inherited | {"ASKED", "LC_CTYPE", "PWD", "OLDPWD", "_", "SHLVL"}
 
 
-async def test_a_pickled_toolset_connects_anew(opened, raw):
+async def test_pickled_toolset_reconnects(opened, raw):
     async with opened(raw()) as server:
         twin = pickle.loads(pickle.dumps(server.toolset))
         tools = {tool.name: tool for tool in await twin.setup()}
@@ -218,12 +218,12 @@ async def test_a_pickled_toolset_connects_anew(opened, raw):
         ({"start_timeout": float("nan")}, ValueError, "start_timeout must be above 0"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, error, said):
+def test_invalid_options_are_rejected(options, error, said):
     with pytest.raises(error, match=said):
         MCPToolset(MCPServerConfig("serve"), **options)
 
 
-def test_what_is_no_config_is_told_of_the_reader_of_files():
+def test_error_for_another_config_type_names_the_file_reader():
     with pytest.raises(TypeError, match="mcp_servers"):
         MCPToolset({"command": "npx"})
 

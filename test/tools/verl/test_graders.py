@@ -1,4 +1,4 @@
-"""Answers are compared as numbers or mathematics, whatever way they are written."""
+"""Answers are compared as numbers or mathematics, in any notation."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_each_number_is_itself_in_each_way_of_writing_it(number):
         (r"\boxed{7.0}", "7"),
     ],
 )
-def test_mathematics_is_compared_by_what_is_boxed(answer, truth):
+def test_mathematics_is_compared_by_boxed_answers(answer, truth):
     assert same_mathematics(answer, truth)
 
 
@@ -67,7 +67,7 @@ def test_a_box_is_found_or_not_and_nothing_breaks(text):
 
 
 @pytest.mark.parametrize(("kind", "right"), [(Gsm8kTool, "#### 42.0"), (Geo3kTool, r"\boxed{42}")])
-async def test_a_better_answer_costs_nothing_and_the_last_one_counts(kind, right):
+async def test_better_answer_has_no_penalty_and_the_last_one_counts(kind, right):
     tool = LifecycleTool(kind())
     async with Dispatcher([tool]).session("t") as session:
         session.data = RowData(tools_kwargs={tool.name: {"create_kwargs": {"ground_truth": 42}}})

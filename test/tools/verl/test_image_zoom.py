@@ -1,4 +1,4 @@
-"""Zooming in shows the box, whole and large enough, or says what is wrong with it."""
+"""Zooming in shows the whole box, large enough, or explains why the box is invalid."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ async def zoom(*boxes, image=IMAGE, config=None):
         return await session.run(calls)
 
 
-async def test_what_is_in_the_box_is_shown():
+async def test_image_is_cropped_to_the_box():
     (result,) = await zoom([120, 10, 180, 60])
     assert result.parts[0].text == "Zoomed in on [120, 10, 180, 60] (it)."
     shown = Image.open(io.BytesIO(result.parts[1].data))
@@ -51,13 +51,13 @@ async def test_what_is_in_the_box_is_shown():
         ([0, 0, 200, 1], "200 times its shorter side; at most 100 times is allowed"),
     ],
 )
-async def test_a_box_that_shows_nothing_is_explained_and_costs(box, message):
+async def test_empty_box_is_explained_and_penalised(box, message):
     (result,) = await zoom(box)
     assert message in result.text
     assert (result.reward, result.metrics) == (-0.05, {"success": False})
 
 
-async def test_an_image_that_is_too_small_is_told():
+async def test_too_small_image_is_reported():
     (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)))
     assert "zooming in needs at least 28" in result.text
     (result,) = await zoom([0, 0, 5, 5], image=Image.new("RGB", (10, 10)), config={"min_side": 4})
@@ -71,7 +71,7 @@ _sides = st.lists(st.floats(-50, 400), min_size=2, max_size=2, unique=True).map(
     box=st.tuples(_sides, _sides).map(lambda sides: (sides[0][0], sides[1][0], sides[0][1], sides[1][1])),
     size=st.tuples(st.integers(28, 300), st.integers(28, 300)),
 )
-def test_what_is_shown_lies_inside_is_large_enough_and_holds_the_box(box, size):
+def test_crop_is_inside_the_image_large_enough_and_contains_the_box(box, size):
     try:
         left, top, right, bottom = fit(box, size, 28, 100)
     except ValueError:
@@ -119,7 +119,7 @@ async def test_a_photograph_is_cropped_the_way_up_that_the_model_sees_it():
         (7, "got int"),
     ],
 )
-def test_what_is_no_image_is_refused(image, message):
+def test_invalid_image_is_rejected(image, message):
     with pytest.raises(ValueError, match=message):
         open_image(image)
 

@@ -47,7 +47,7 @@ KWARGS = {
 
 
 class Counter(BaseTool):
-    """Count per trajectory, and remember what was asked of it."""
+    """Count per trajectory, and store the requests."""
 
     def __init__(self):
         super().__init__({}, SCHEMA)
@@ -85,7 +85,7 @@ def call(number, **args):
 
 
 class Typed(Counter):
-    """Says what it takes."""
+    """Annotates its arguments."""
 
     async def create(
         self, instance_id: str, start: int, names: tuple[str, ...] = (), *, factor: float = 1.0, **kwargs
@@ -166,7 +166,7 @@ def test_a_type_that_cannot_be_checked_is_accepted():
     checked(tool, calc_reward_kwargs={"scale": "x"})
 
 
-async def test_a_tool_that_has_checked_rows_travels_to_another_process():
+async def test_tool_that_has_checked_rows_can_be_pickled():
     tool = LifecycleTool(Gsm8kTool())
     tool.check_row(RowData())
     copy = pickle.loads(pickle.dumps(tool))
@@ -204,7 +204,7 @@ async def test_two_trajectories_of_one_name_share_nothing():
     assert counter.counts == {}
 
 
-async def test_what_create_answers_is_said_at_the_start():
+async def test_create_response_is_added_to_the_first_prompt():
     async with Dispatcher([tool := LifecycleTool(Counter())]).session("t") as session:
         session.data = RowData(tools_kwargs={"count": KWARGS})
         said = await session.open([tool])
@@ -270,7 +270,7 @@ async def test_methods_that_block_run_off_the_loop():
 
 
 @pytest.mark.parametrize("how", ["raise", "hang", "cancel"])
-async def test_release_comes_whatever_happened_to_the_calls(how):
+async def test_release_runs_after_any_outcome_of_the_calls(how):
     started = asyncio.Event()
 
     class Failing(Counter):
@@ -310,7 +310,7 @@ async def test_a_reward_that_fails_is_logged_and_the_release_comes_all_the_same(
     assert "no idea" in caplog.text
 
 
-async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplog):
+async def test_text_as_reward_is_ignored_and_logged_once_with_the_tool(caplog):
     class Wordy(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
             return "42\n", "42\n", {}
@@ -331,7 +331,7 @@ async def test_a_text_as_reward_is_no_reward_and_logged_once_with_the_tool(caplo
     ]
 
 
-async def test_a_create_that_fails_costs_its_own_calls_alone(caplog):
+async def test_failing_create_affects_only_its_calls(caplog):
     class Picky(Counter):
         async def create(self, instance_id=None, image=None, **kwargs):
             if image is None:
@@ -367,7 +367,7 @@ async def test_a_method_that_wants_to_end_the_program_does_not(method, caplog):
     assert [entry[0] for entry in counter.log].count("release") == (method not in ("create", "release"))
 
 
-async def test_a_create_that_blocks_holds_up_nobody_for_longer_than_a_call():
+async def test_blocking_create_delays_others_for_at_most_one_call():
     end = asyncio.Event()
 
     class Stuck(Counter):
@@ -384,7 +384,7 @@ async def test_a_create_that_blocks_holds_up_nobody_for_longer_than_a_call():
     await session.close()
 
 
-async def test_what_cannot_be_written_down_is_a_bug_of_the_tool(caplog):
+async def test_unserializable_return_value_is_a_crash(caplog):
     class Odd(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
             return object(), 0.0, {}
@@ -453,7 +453,7 @@ class NoSchema(BaseTool):
         (lambda: LifecycleTool(type("T", (Counter,), {"release": None})()), r"T has no release\(\)"),
     ],
 )
-def test_what_has_no_such_life_is_refused(make, message):
+def test_object_without_lifecycle_methods_is_rejected(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 
@@ -529,7 +529,7 @@ async def test_base_tool_itself_lives_and_dies():
     assert session.rewards == {"count": 0.0}
 
 
-async def test_none_of_columnar_files_is_no_argument():
+async def test_none_from_columnar_files_is_not_an_argument():
     """Files of columns fill up with None what only other rows have."""
 
     class Strict(Counter):
@@ -546,7 +546,7 @@ async def test_none_of_columnar_files_is_no_argument():
     assert result.text == "4"
 
 
-async def test_a_renamed_tool_gets_what_the_row_has_for_its_new_name():
+async def test_renamed_tool_gets_the_row_arguments_of_its_new_name():
     tool = Renamed(LifecycleTool(Counter()), "tally")
     session = Dispatcher([tool]).session("t")
     session.data = RowData.of({"tools_kwargs": {"tally": KWARGS}})

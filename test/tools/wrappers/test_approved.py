@@ -1,4 +1,4 @@
-"""Nothing runs but what a policy has let through, and the model reads why."""
+"""Only calls that a policy allows run, and the model gets the reason."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ from torchrl_agentic.tools import Approved, Renamed
         ({"a": 5, "b": 5}, Status.OK, "10"),
     ],
 )
-async def test_what_the_policy_says_is_done(verdict, status, text, is_async):
+async def test_policy_verdict_is_applied(verdict, status, text, is_async):
     async def later(name, args, ctx):
         await asyncio.sleep(0)
         return verdict
@@ -47,7 +47,7 @@ async def test_the_policy_knows_the_call():
 @pytest.mark.parametrize(
     ("verdict", "error"), [(None, TypeError), (1, TypeError), ({"a": "x"}, ValueError)], ids=str
 )
-async def test_a_verdict_that_is_none_lets_nothing_through(verdict, error):
+async def test_invalid_verdict_blocks_the_call(verdict, error):
     """`return` forgotten, for one."""
     inner = Scripted("x")
     inner.input_schema = add.input_schema
@@ -59,7 +59,7 @@ async def test_a_verdict_that_is_none_lets_nothing_through(verdict, error):
     assert inner.seen == []
 
 
-async def test_the_model_reads_what_a_policy_raises_for_it():
+async def test_model_sees_the_error_of_a_policy():
     def policy(name, args, ctx):
         raise ToolError("ask for less")
 
@@ -126,6 +126,6 @@ async def test_the_deadline_that_the_tool_knows_is_later_by_the_wait():
 
 
 @pytest.mark.parametrize("wait_s", [0, float("nan"), -1])
-def test_times_that_mean_nothing_are_refused(wait_s):
+def test_invalid_times_are_rejected(wait_s):
     with pytest.raises(ValueError, match="must be above 0"):
         Approved(add, lambda *_: True, wait_s=wait_s)

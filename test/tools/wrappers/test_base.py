@@ -1,4 +1,4 @@
-"""A wrapper is the tool in all that it does not change, whatever a tool may have."""
+"""A wrapper behaves like its tool except for its own change."""
 
 import asyncio
 import pickle
@@ -23,20 +23,20 @@ CHANGED = {"run", "session", "branch", "spec", "stateful", "default_effects"}
 
 
 class Everything(Tool):
-    """Has something of its own for whatever a Tool has."""
+    """Overrides every member of a Tool."""
 
     async def run(self, args: Any, ctx: Any) -> str:
         return ""
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_whatever_a_tool_has_is_written_out_in_a_wrapper(name: str):
+def test_wrapper_defines_every_member_of_a_tool(name: str):
     """Also what is added to `Tool` later."""
     assert name in vars(Wrapped)
 
 
 @pytest.mark.parametrize("name", [name for name in MEMBERS if name not in CHANGED.union(METHODS)])
-def test_whatever_a_tool_has_is_read_off_the_wrapped_one(name: str):
+def test_wrapper_attributes_come_from_the_wrapped_tool(name: str):
     """Also what is added to `Tool` later, and what the tool changes after it was wrapped."""
     tool: Any = type("Marked", (Everything,), {name: None})()  # its own also where Tool has a property
     wrapped = Wrapped(Wrapped(tool))
@@ -46,7 +46,7 @@ def test_whatever_a_tool_has_is_read_off_the_wrapped_one(name: str):
 
 
 @pytest.mark.parametrize("name", METHODS)
-async def test_whatever_a_tool_does_is_done_by_the_wrapped_one(name: str):
+async def test_wrapper_methods_delegate_to_the_wrapped_tool(name: str):
     seen: list[Any] = []
 
     def check_row(_: Any, row: Any) -> None:
@@ -68,7 +68,7 @@ async def test_whatever_a_tool_does_is_done_by_the_wrapped_one(name: str):
     assert seen == [mark]
 
 
-def test_what_only_some_tools_have_is_found_too():
+def test_wrapper_finds_members_that_only_some_tools_have():
     tool = Notes()
     wrapped: Any = Wrapped(Wrapped(tool))
     assert wrapped.diary is tool.diary
@@ -103,9 +103,9 @@ def test_functions_and_look_alikes_can_be_wrapped():
         Wrapped(3)
 
 
-def test_a_half_made_wrapper_says_what_it_lacks():
+def test_uninitialised_wrapper_names_the_missing_attribute():
     with pytest.raises(AttributeError, match="diary"):
-        Wrapped.__new__(Wrapped).diary
+        _ = Wrapped.__new__(Wrapped).diary
 
 
 @pytest.mark.parametrize("name", [name for name in transparent("unused") if name != "Cached"])
@@ -128,7 +128,7 @@ async def test_sessions_open_and_close_once_and_keep_to_their_trajectory(name: s
 
 
 @pytest.mark.parametrize("name", [name for name in transparent("unused") if name != "Cached"])
-async def test_a_branch_goes_on_from_where_its_source_is(name: str, tmp_path: Any):
+async def test_branch_continues_from_the_position_of_its_source(name: str, tmp_path: Any):
     wrapped = transparent(tmp_path / "cassette.jsonl")[name](Notes())
     dispatcher = Dispatcher([Wrapped(wrapped)])
     tool = dispatcher.tools[0].name
@@ -173,7 +173,7 @@ async def test_a_tool_that_reads_its_sandbox_off_the_context_finds_it():
     assert seen == [Boxed.sandbox]
 
 
-def test_another_name_and_description_are_what_the_model_is_told():
+def test_model_sees_the_new_name_and_description():
     spec = Renamed(add, "plus", "Plus.").spec()["function"]
     assert (spec["name"], spec["description"]) == ("plus", "Plus.")
     assert spec["parameters"] == add.spec()["function"]["parameters"]

@@ -1,4 +1,4 @@
-"""A trajectory may spend what it has, and not one call more, however its calls overlap."""
+"""A trajectory never exceeds its budget, even with overlapping calls."""
 
 import asyncio
 import pickle
@@ -15,7 +15,7 @@ from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Budget, Budgeted, Cached
 
 
-async def test_calls_beyond_the_budget_are_skipped_and_say_so():
+async def test_calls_over_the_budget_are_skipped_with_the_reason():
     results = await ask(Budgeted(add, calls=2), *[{"a": n} for n in range(3)])
     assert [r.status for r in results] == [Status.OK, Status.OK, Status.SKIPPED]
     assert results[1].text == "1\n[budget left: 0 of 2 calls]"
@@ -36,7 +36,7 @@ async def test_calls_that_overlap_never_spend_more_than_there_is(calls, asked):
     await dispatcher.close()
 
 
-async def test_each_trajectory_has_its_own_budget_and_begins_anew():
+async def test_each_trajectory_has_a_fresh_budget():
     tool = Budgeted(add, calls=1)
     dispatcher = Dispatcher([tool])
     for trajectory in ("a", "b", "a"):
@@ -69,7 +69,7 @@ async def test_tools_that_share_a_budget_share_the_purse_of_each_trajectory():
     assert len(budget.by_trajectory) == 0
 
 
-async def test_a_branch_has_spent_what_its_source_has():
+async def test_branch_has_the_spent_budget_of_its_source():
     budget = Budget(calls=3)
     dispatcher = Dispatcher([Budgeted(add, budget=budget), Budgeted(shout, budget=budget)])
     source, branch = dispatcher.session("source"), dispatcher.session("branch")
@@ -81,7 +81,7 @@ async def test_a_branch_has_spent_what_its_source_has():
     await dispatcher.close()
 
 
-async def test_a_call_that_failed_for_no_fault_of_the_model_is_not_counted():
+async def test_infra_call_is_not_counted():
     lost = ToolResult.from_text("lost", status=Status.INFRA)
     tool = Budgeted(Scripted(InfrastructureError("x"), lost, ToolError("wrong"), "x"), calls=1)
     dispatcher = Dispatcher([tool])
@@ -100,7 +100,7 @@ async def test_a_call_that_was_stopped_is_counted():
     assert (await by_hand(tool)).status is Status.SKIPPED
 
 
-async def test_an_error_says_what_is_left_too():
+async def test_error_result_shows_the_remaining_budget_too():
     result = await by_hand(Budgeted(Scripted(ToolError("wrong")), calls=5))
     assert result.text == "Error: wrong\n[budget left: 4 of 5 calls]"
     assert result.metrics == {"calls_left": 4}
@@ -121,7 +121,7 @@ async def test_time_is_spent_inside_the_tool_only():
     assert "the budget of 10 seconds is used up" in (await by_hand(tool, seconds=9)).text
 
 
-async def test_cost_is_what_the_result_says():
+async def test_cost_is_read_from_the_result():
     tool = Budgeted(Scripted("four", "nine chars"), cost=lambda result: len(result.text), max_cost=10)
     first, second, third = [await by_hand(tool) for _ in range(3)]
     assert first.text == "four\n[budget left: 6 of 10 cost]"
@@ -129,7 +129,7 @@ async def test_cost_is_what_the_result_says():
 
 
 @given(calls=st.integers(1, 3000) | st.integers(1, 10**18), used=st.integers(0, 2999), others=st.booleans())
-def test_the_line_tells_what_is_left_of_each_bound(calls, used, others):
+def test_budget_line_shows_the_rest_of_each_bound(calls, used, others):
     budget = Budget(calls, max_cost=2.5 if others else None)
     more = ", 2.5 of 2.5 cost" if others else ""
     expected = f"[budget left: {max(0, calls - used):.4g} of {calls:g} calls{more}]"
@@ -143,19 +143,19 @@ async def test_tools_that_share_a_budget_share_it_when_they_are_used_by_hand():
     assert (await by_hand(second, text="x")).status is Status.SKIPPED
 
 
-async def test_a_failed_call_costs_what_it_cost_and_is_not_counted():
+async def test_failed_call_is_charged_but_not_counted():
     lost = ToolResult.from_text("lost", status=Status.INFRA)
     tool = Budgeted(Scripted(lost), calls=2, cost=lambda _: 4, max_cost=10)
     assert (await by_hand(tool)).metrics == {"calls_left": 2, "cost_left": 6}
 
 
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf")])
-async def test_a_cost_that_means_nothing_is_a_bug(cost):
+async def test_invalid_cost_is_a_crash(cost):
     with pytest.raises(ValueError, match="the cost of a result"):
         await by_hand(Budgeted(add, cost=lambda _: cost, max_cost=1), a=1)
 
 
-async def test_the_model_need_not_be_told():
+async def test_budget_line_can_be_disabled():
     result = await by_hand(Budgeted(add, calls=2, tell=False), a=1)
     assert (result.text, result.metrics) == ("1", {"calls_left": 1})
 
@@ -192,6 +192,6 @@ def test_tools_that_share_a_budget_share_it_where_they_arrive():
     ],
     ids=str,
 )
-def test_a_budget_that_means_nothing_is_refused(options):
+def test_invalid_budget_is_rejected(options):
     with pytest.raises(ValueError, match=r"budget|cost|a bound must be"):
         Budgeted(add, **options)

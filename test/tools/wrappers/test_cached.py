@@ -59,7 +59,7 @@ async def test_a_cache_is_as_wide_as_its_scope(scope, runs):
     await dispatcher.close()
 
 
-async def test_a_branch_knows_what_was_known_and_no_more():
+async def test_branch_sees_the_cache_of_its_source_only():
     inner = Scripted(1, 2, 3)
     dispatcher = Dispatcher([Cached(inner)])
     source, branch = dispatcher.session("source"), dispatcher.session("branch")
@@ -96,7 +96,7 @@ async def test_a_leader_that_is_cancelled_hands_over_to_one_of_those_that_wait()
     assert inner.calls == 2
 
 
-async def test_one_that_waits_may_be_cancelled_without_harm_to_the_others():
+async def test_waiting_call_can_be_cancelled_without_affecting_others():
     inner = Gated()
     tool = Cached(inner)
     calls = [asyncio.create_task(by_hand(tool)) for _ in range(3)]
@@ -108,7 +108,7 @@ async def test_one_that_waits_may_be_cancelled_without_harm_to_the_others():
 
 
 class Fails(Gated):
-    """Waits, then fails as told; then answers."""
+    """Waits, then fails as scripted, then returns a result."""
 
     def __init__(self, outcome):
         super().__init__()
@@ -228,7 +228,7 @@ def test_only_pure_tools_can_be_cached(tool):
 @pytest.mark.parametrize(
     "options", [{"scope": "group"}, {"scope": "all"}, {"group": len}, {"max_entries": 0}], ids=str
 )
-def test_a_scope_that_means_nothing_is_refused(options):
+def test_invalid_scope_is_rejected(options):
     with pytest.raises(ValueError, match=r"expected scope|max_entries must"):
         Cached(add, **options)
 
@@ -240,7 +240,7 @@ async def test_a_stop_is_kept_as_one():
     assert [(await tool.run({}, ctx())).stop for _ in range(2)] == [True, True]
 
 
-def test_what_depends_on_the_row_is_cached_for_its_trajectory_alone():
+def test_results_that_depend_on_the_row_are_cached_per_trajectory():
     @tool
     def check(answer: str, ground_truth: Injected[str]) -> bool:
         """Check."""

@@ -1,4 +1,4 @@
-"""What was recorded comes back as it was: results, errors, timeouts; what was not is missed aloud."""
+"""Recorded results, errors and timeouts are replayed unchanged; missing calls raise."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ def told(result):
 
 
 async def test_all_that_can_come_of_a_call_comes_back(path):
-    """Whatever has no JSON, such as things in `meta`, may be text; the rest is the same."""
+    """Values without a JSON form, such as some in `meta`, may become text; the rest is equal."""
     live = await answers(Recorded(Scripted(*OUTCOMES), path), len(OUTCOMES))
     replayed = await answers(Replayed(Scripted(), path), len(OUTCOMES))
     assert [told(r) for r in replayed] == [told(r) for r in live]
@@ -113,7 +113,7 @@ parts = st.one_of(
         notes=st.lists(st.text(), max_size=2).map(tuple),
     )
 )
-def test_a_result_is_read_back_as_it_was_written(result):
+def test_result_reads_back_unchanged(result):
     assert outcome_from_json(json.loads(json.dumps(outcome_to_json(result)))) == result
 
 
@@ -154,7 +154,7 @@ async def test_each_trajectory_begins_at_the_start_each_time(path):
         assert [r.text for r in await answers(tool, 2)] == ["a", "b"]
 
 
-async def test_trajectories_tools_and_scopes_are_kept_apart(path):
+async def test_trajectories_tools_and_scopes_are_separate(path):
     for trajectory, scope in (("t", ""), ("u", ""), ("t", "s")):
         tool = Recorded(Scripted(trajectory + scope), Cassette(path, scope=scope))
         await by_hand(tool, "c", trajectory)
@@ -167,7 +167,7 @@ async def test_trajectories_tools_and_scopes_are_kept_apart(path):
     assert (await by_hand(Replayed(Renamed(Scripted(), "other"), path), "c", "t")).text == "other"
 
 
-async def test_a_miss_names_the_nearest_call_and_counts_as_no_fault_of_the_model(path):
+async def test_miss_names_the_nearest_call_and_gives_infra(path):
     recorder = Recorded(add, path)
     for a, trajectory in ((1, "t"), (222, "t"), (221, "u")):
         await recorder.run({"a": a}, ctx("c0", trajectory))
@@ -213,7 +213,7 @@ async def test_a_description_is_enough_to_replay_a_tool(path):
         Replayed(add.spec(), path, strict=False)
 
 
-async def test_what_is_missing_is_run_and_recorded_if_that_is_wanted(path):
+async def test_missing_calls_can_be_run_and_recorded(path):
     inner = Scripted("a", "b", "c")
     tool = Replayed(inner, path, strict=False)
     assert [r.text for r in await answers(tool, 2)] == ["a", "b"]
@@ -232,7 +232,7 @@ async def test_a_tool_with_memory_runs_only_where_nothing_was_replayed(path):
     assert await answers_of_notes(Replayed(Notes(), fresh, strict=False), "a", "b") == ["a", "a b"]
 
 
-async def test_a_tool_with_memory_that_has_run_goes_on_running(path):
+async def test_stateful_tool_that_has_run_keeps_running(path):
     await answers_of_notes(Recorded(Notes(), path), "x", "b")
     assert await answers_of_notes(Replayed(Notes(), path, strict=False), "a", "b") == ["a", "a b"]
 
@@ -253,7 +253,7 @@ async def test_calls_take_the_time_they_took_if_that_is_wanted(path):
         assert (await call).text == "1"
 
 
-async def test_a_broken_line_is_passed_over_and_what_comes_later_is_not_lost(path, caplog):
+async def test_broken_line_is_skipped_and_later_lines_are_read(path, caplog):
     recorder = Recorded(add, path)
     await by_hand(recorder, "c1", a=1)
     await recorder.teardown()
@@ -292,7 +292,7 @@ def test_deeper_results_are_read_back_as_text_without_their_meta(path, depth):
         assert entry.outcome.meta in (None, result.meta)
 
 
-def test_a_line_that_is_nested_too_deep_is_passed_over_and_said_so(path, caplog):
+def test_too_deep_line_is_skipped_and_reported(path, caplog):
     path.parent.mkdir()
     write_calls(Cassette(path), "t", 1)
     deep = "[" * 300 + "]" * 300
@@ -327,7 +327,7 @@ def test_a_call_is_found_by_arguments_as_they_were_before_they_were_written(args
 
 
 @pytest.mark.parametrize("place", range(4), ids=["trajectory", "tool", "id", "text"])
-def test_half_a_character_is_escaped_wherever_it_stands(place):
+def test_lone_surrogate_is_escaped_at_any_position(place):
     names = ["t", "x", "c", "text"]
     names[place] = "\ud800"
     trajectory, tool, call_id, text = names
@@ -346,13 +346,13 @@ def test_half_a_character_is_escaped_wherever_it_stands(place):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_a_result_has_beside_its_text_is_read_back(more):
+def test_fields_of_a_result_besides_its_text_are_read_back(more):
     result = replace(ToolResult.from_text("x"), **more)
     assert Entry.from_json(json.loads(entry(outcome=result).line())).outcome == result
 
 
 @pytest.mark.parametrize("where", ["metrics", "meta"])
-async def test_numbers_that_json_cannot_hold_cost_no_more_than_themselves(path, where, caplog):
+async def test_numbers_that_json_lacks_are_replaced_alone(path, where, caplog):
     await by_hand(Recorded(Scripted(ToolResult.from_text("x")), path), "c0")
     await by_hand(Recorded(Scripted(ToolResult((TextPart("9" * 5000),), **{where: {"n": 10**9999}})), path))
     found = await by_hand(Replayed(Scripted(), path))
@@ -387,7 +387,7 @@ def test_threads_and_processes_may_write_to_one_file(path):
         assert [e.call_id for e in found if e.trajectory == name] == [f"c{n}" for n in range(200)]
 
 
-async def test_what_is_recorded_after_it_was_read_is_known(path):
+async def test_calls_recorded_after_reading_are_found(path):
     cassette = Cassette(path)
     assert len(cassette) == 0
     await by_hand(Recorded(add, cassette), a=1)
@@ -401,6 +401,6 @@ def test_without_a_file_there_is_nothing_to_replay(path):
 
 
 @pytest.mark.parametrize("latency", [-1, float("nan")])
-def test_a_latency_that_means_nothing_is_refused(path, latency):
+def test_invalid_latency_is_rejected(path, latency):
     with pytest.raises(ValueError, match="expected latency"):
         Replayed(add, path, strict=False, latency=latency)

@@ -66,7 +66,7 @@ async def test_tries_of_one_call_have_fates_of_their_own():
     assert any(r.metrics for r in results)
 
 
-async def test_what_times_out_or_is_overloaded_is_not_run():
+async def test_injected_timeout_and_overload_do_not_run_the_tool():
     inner = Scripted("x")
     with pytest.raises(TimeoutError):
         await by_hand(Faulty(inner, 0, timeouts=1))
@@ -75,7 +75,7 @@ async def test_what_times_out_or_is_overloaded_is_not_run():
     assert inner.seen == []
 
 
-async def test_truncated_text_is_the_beginning_of_what_it_was_and_garbage_is_not():
+async def test_truncated_text_is_a_prefix_and_garbage_is_not():
     parts = ToolResult((TextPart(TEXT), ImagePart(b"png"), JsonPart({"a": 1})), reward=1.0)
     cut = await by_hand(Faulty(Scripted(parts), 0, truncations=1))
     first, image, second = cut.parts
@@ -111,6 +111,6 @@ async def test_latency_passes_on_the_clock_that_was_given():
     "options",
     [{"timeouts": -0.1}, {"garbage": 1.1}, {"overloads": float("nan")}, {"timeouts": 0.6, "garbage": 0.6}],
 )
-def test_chances_that_mean_nothing_are_refused(options):
+def test_invalid_probabilities_are_rejected(options):
     with pytest.raises(ValueError, match="expected probabilities"):
         Faulty(add, 0, **options)

@@ -44,7 +44,7 @@ names = st.lists(st.sampled_from(sorted(transparent("unused"))), max_size=6)
 
 @given(stack=names, outcome=st.sampled_from(OUTCOMES))
 async def test_no_stack_of_transparent_wrappers_changes_a_result(wrappers, stack, outcome):
-    """A crash is told under the name of the call, so that both have the same."""
+    """A crash is reported under the name of the call, so that both have the same."""
     bare, wrapped = Renamed(Scripted(outcome), "other"), Scripted(outcome)
     for name in [*stack, "Renamed"]:
         wrapped = wrappers[name](wrapped)
@@ -91,7 +91,7 @@ async def test_a_budget_around_a_cache_counts_hits_and_one_inside_does_not():
     assert [result.metrics["calls_left"] for result in inside] == [4, 4, 4]
 
 
-async def test_what_is_cut_around_a_cache_is_whole_inside_it():
+async def test_result_truncated_outside_a_cache_is_complete_inside():
     cut, whole = Truncated(Cached(Scripted("x" * 40)), 20), Cached(Truncated(Scripted("x" * 40), 20))
     for _ in range(2):
         assert len((await by_hand(cut)).text) == len((await by_hand(whole)).text) == 20
@@ -116,8 +116,8 @@ async def test_retries_around_a_budget_pay_for_each_timeout():
     assert await left(Retrying(Budgeted(late(), calls=5, tell=False), call_later=at_once)) == 2
 
 
-async def test_a_recorder_around_everything_records_what_the_model_saw(tmp_path):
-    """Its replay runs nothing of what is inside; that of one beside the tool runs all around it again."""
+async def test_outermost_recorder_records_the_results_of_the_model(tmp_path):
+    """The outer replay runs nothing inside; the inner one runs everything around it again."""
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     recorded = Recorded(Truncated(Recorded(Scripted("x" * 40), inner), 20), outer)
     seen = await by_hand(recorded, q=1)
@@ -140,7 +140,7 @@ async def test_a_policy_around_a_cache_is_asked_for_hits_too():
     assert len(asked) == 2
 
 
-async def test_what_a_policy_refuses_does_not_reach_the_recorder_inside(tmp_path):
+async def test_call_refused_by_a_policy_does_not_reach_the_inner_recorder(tmp_path):
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     await ask(Approved(Recorded(add, inside), lambda *_: False), {"a": 1})
     await ask(Recorded(Approved(add, lambda *_: False), outside), {"a": 1})

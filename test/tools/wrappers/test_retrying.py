@@ -1,4 +1,4 @@
-"""A tool is tried again only for what may pass, only where that is safe, and never past its deadline."""
+"""A tool is retried only after transient errors, only if that is safe, and never past its deadline."""
 
 import asyncio
 import errno
@@ -44,7 +44,7 @@ def retrying(*outcomes, effects=Effects.PURE, **options):
     ],
     ids=["raises infra", "raises timeout", "infra", "timeout"],
 )
-async def test_what_may_pass_is_tried_again_and_counted(bad):
+async def test_transient_errors_are_retried_and_counted(bad):
     (result,) = await ask(retrying(bad, bad, "fine"), {})
     assert (result.text, result.status, result.metrics) == ("fine", Status.OK, {"retries": 2})
 
@@ -54,7 +54,7 @@ class Final(InfrastructureError):
 
 
 @pytest.mark.parametrize("bad", [ToolError("wrong"), Final("moved"), RuntimeError("a bug")])
-async def test_what_will_not_pass_is_not(bad):
+async def test_permanent_errors_are_not_retried(bad):
     tool = retrying(bad)
     (result,) = await ask(tool, {})
     assert result.is_error
@@ -85,7 +85,7 @@ def of_library(package, name):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_connection_that_fails_is_tried_again_and_nobodys_fault_in_the_end(lost):
+async def test_failing_connection_is_retried_and_gives_infra(lost):
     (result,) = await ask(retrying(lost, lost, "fine"), {})
     assert (result.text, result.metrics) == ("fine", {"retries": 2})
     (result,) = await ask(retrying(lost), {})
@@ -117,7 +117,7 @@ async def test_other_exceptions_are_bugs_unless_they_are_named(bug, caplog):
 
 
 @pytest.mark.parametrize("on", [KeyError, ("KeyError",), (ToolError,), (KeyboardInterrupt,)])
-def test_what_is_no_exception_to_try_again_after_is_refused(on):
+def test_invalid_exception_type_for_retries_is_rejected(on):
     with pytest.raises(TypeError):
         retrying("x", on=on)
 
@@ -127,7 +127,7 @@ async def test_the_first_try_that_is_answered_is_passed_on_as_it_is():
     assert await by_hand(retrying(whole)) is whole
 
 
-async def test_tries_come_to_an_end_and_whoever_runs_the_job_reads_how_many(caplog):
+async def test_retries_are_bounded_and_their_number_is_logged(caplog):
     (result,) = await ask(retrying(INFRA, attempts=4), {})
     assert (result.status, result.metrics) == (Status.INFRA, {"retries": 3})
     assert result.text == "Error: scripted is not available at the moment: overloaded"
@@ -178,7 +178,7 @@ def test_a_key_that_names_no_argument_is_found_out_early():
 
 
 async def test_no_try_begins_after_the_deadline():
-    """The first pause alone would take longer than there is left, so there is none."""
+    """The first pause would exceed the remaining time, so there is none."""
     tool = Retrying(Scripted(INFRA), first_s=60, longest_s=60)
     now = asyncio.get_running_loop().time()
     with pytest.raises(InfrastructureError):
@@ -209,13 +209,13 @@ def test_pauses_grow_up_to_a_bound_and_a_bit(retries, first_s, chance):
 @pytest.mark.parametrize(
     "options", [{"attempts": 0}, {"first_s": 0}, {"first_s": float("nan")}, {"first_s": 2, "longest_s": 1}]
 )
-def test_numbers_that_mean_nothing_are_refused(options):
+def test_invalid_numbers_are_rejected(options):
     with pytest.raises(ValueError, match="expected attempts"):
         retrying("x", **options)
 
 
 async def test_a_try_that_queued_leaves_the_next_one_its_time():
-    """Waiting for approval moves the deadline: what was read before it is over."""
+    """Waiting for approval moves the deadline: a value read before is outdated."""
     outcomes = iter([InfrastructureError("gone"), None])
 
     class Fails(Tool):

@@ -31,7 +31,7 @@ async def test_the_side_that_was_named_is_lost(side, expected):
 
 @sides
 @given(text=st.text(), bound=st.integers(17, 60))
-def test_what_is_cut_is_as_long_as_the_bound_and_made_of_its_ends(side, text, bound):
+def test_truncated_text_has_the_length_of_the_bound_and_both_ends(side, text, bound):
     left = truncate(text, bound, side=side, mark=MARKS[side])
     if len(text) <= bound:
         assert left == text
@@ -42,7 +42,7 @@ def test_what_is_cut_is_as_long_as_the_bound_and_made_of_its_ends(side, text, bo
         assert text.endswith(tail)
 
 
-async def test_what_fits_is_left_alone():
+async def test_short_text_is_unchanged():
     whole = ToolResult((TextPart("x" * 20), IMAGE), meta={"truncated": False})
     assert await by_hand(Truncated(Scripted(whole), 20)) is whole
 
@@ -68,7 +68,7 @@ async def test_the_text_of_any_parts_stays_within_the_bound(parts):
 @pytest.mark.parametrize(
     ("error", "status"), [(ToolError("e" * 99, {"k": 1}), Status.ERROR), (StopSignal("s" * 99), Status.OK)]
 )
-async def test_what_is_raised_for_the_model_is_cut_too(error, status):
+async def test_error_text_for_the_model_is_truncated_too(error, status):
     (result,) = await ask(Truncated(Scripted(error), 20, "right"), {})
     assert len(result.text) == 20
     assert result.status is status

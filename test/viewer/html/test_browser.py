@@ -135,7 +135,7 @@ class TestHostileDump:
             assert page.evaluate("window.ran") is None
 
     @pytest.mark.parametrize("number", range(len(SCRIPTS)))
-    def test_the_address_of_a_trajectory_leads_to_it_whatever_its_id_is(self, opened, hostile, number):
+    def test_address_of_a_trajectory_works_for_any_id(self, opened, hostile, number):
         with opened(hostile) as page:
             page.locator(f"#line-{number}").click()
             page.locator("section.turn").wait_for()
@@ -144,7 +144,7 @@ class TestHostileDump:
         with opened(address) as page:
             page.locator(f"#line-{number}[aria-selected=true]").wait_for()
 
-    def test_numbers_that_nobody_could_draw_are_left_out(self, opened, tmp_path):
+    def test_numbers_that_cannot_be_drawn_are_omitted(self, opened, tmp_path):
         ledger = TokenLedger()
         ledger.add_injected([5], [-3])
         results = [
@@ -183,7 +183,7 @@ class TestList:
             ("from-score", "0.9", "10 of 101"),
         ],
     )
-    def test_filters_leave_what_fits(self, opened, plain, field, value, count):
+    def test_filters_keep_matching_rows(self, opened, plain, field, value, count):
         with opened(plain) as page:
             page.locator("#more summary").click()
             select = page.locator(f"#{field}")
@@ -216,7 +216,7 @@ class TestList:
 
 
 class TestTrajectory:
-    def test_the_keyboard_alone_leads_from_the_list_to_a_failed_call_and_back(self, opened, plain):
+    def test_keyboard_reaches_a_failed_call_from_the_list_and_returns(self, opened, plain):
         with opened(plain) as page:
             page.keyboard.press("j")
             page.locator("#line-0[aria-selected=true]").wait_for()
@@ -266,14 +266,14 @@ class TestTrajectory:
             )
             assert page.get_by_role("heading", name="Reward per turn").is_visible()
 
-    def test_a_link_leads_to_a_call_that_is_not_shown_yet(self, opened, plain):
+    def test_link_opens_a_call_that_is_not_shown_yet(self, opened, plain):
         with opened(f"{plain.as_uri()}#long/call-240") as page:
             page.locator("#call-240:focus").wait_for()
             assert page.locator("section.turn").count() == 240
             page.get_by_role("button", name="10 turns to come").click()
             assert page.locator("section.turn").count() == 250
 
-    def test_of_a_very_long_text_the_beginning_is_shown_and_the_rest_on_demand(self, opened, tmp_path):
+    def test_long_text_is_shortened_until_it_is_expanded(self, opened, tmp_path):
         page_of(dump_of(tmp_path, [record(turn("x" * 50_000 + "end"), request_id="r")]))
         with opened(f"{(tmp_path / 'page.html').as_uri()}#r") as page:
             said = page.locator("section.turn .assistant pre")
@@ -305,7 +305,7 @@ class TestTrajectory:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_stands_out_from_what_is_behind_it(opened, plain, scheme):
+def test_text_has_enough_contrast_with_its_background(opened, plain, scheme):
     """A ratio of 4.5, as WCAG AA asks for text of this size."""
     with opened(f"{plain.as_uri()}#id-3", color_scheme=scheme) as page:
         page.locator("section.turn").wait_for()

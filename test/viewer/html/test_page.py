@@ -1,4 +1,4 @@
-"""A page is one file, asks nobody for anything, and holds all of a dump as text that no browser runs."""
+"""A page is one file without external requests, and holds a dump as text that no browser runs."""
 
 import base64
 import hashlib
@@ -34,7 +34,7 @@ def _tag_count(page):
 
 @given(some=st.lists(records(), min_size=1, max_size=3), spice=st.sampled_from(HOSTILE))
 def test_all_text_of_a_dump_is_in_its_page_and_none_of_it_is_markup(tmp_path_factory, some, spice):
-    """Whatever the texts are, the page has as many tags as one of harmless texts."""
+    """For any texts, the page has as many tags as one of harmless texts."""
     spiced = [record(turn(spice), request_id=f"{spice}{n}", gts=spice) for n in range(2)]
     page = page_of(dump_of(tmp_path_factory.mktemp("dump"), [*some, *spiced]))
 
@@ -82,7 +82,7 @@ def test_large_integers_keep_their_digits(tmp_path):
     assert found["right"] == str(large)
 
 
-def test_a_text_is_told_from_a_number_and_a_program_is_readable(tmp_path):
+def test_texts_differ_from_numbers_and_programs_are_readable(tmp_path):
     one = record(turn(result=ToolResult.from_text("x"), args={"a": "5", "b": 5, "code": "x = 1\nx"}))
     (found,) = page_of(dump_of(tmp_path, [one])).bodies
     assert found["calls"][0]["args"] == [["a", '"5"'], ["b", "5"], ["code", "x = 1\nx"]]
@@ -127,7 +127,7 @@ class TestOneFile:
         )
         assert "</script" not in text
 
-    def test_the_list_stands_in_front_of_the_trajectories(self, tmp_path):
+    def test_list_comes_before_the_trajectories(self, tmp_path):
         """So a browser shows it before it has read the rest."""
         text = page_of(dump_of(tmp_path, [record()])).text
         assert text.index('id="index"') < text.index('"use strict"') < text.index('id="chunk-0"')
@@ -151,7 +151,7 @@ class TestWhatCannotBeRead:
         assert "version 99" in reasons
         assert "cut off" in reasons
 
-    def test_lines_of_other_versions_and_of_other_trainers_are_shown_beside_ours(self, tmp_path):
+    def test_lines_of_other_versions_and_trainers_are_shown_too(self, tmp_path):
         dump_of(tmp_path, [record(request_id="ours")])
         verl = {"input": "What?", "output": "42", "gts": "42", "score": 1.0, "step": 4}
         (tmp_path / "1.jsonl").write_text(json.dumps(verl))
@@ -176,7 +176,7 @@ class TestWhatCannotBeRead:
         assert (index.files[file], number) == ("1", None)
         assert "No such file" in reason
 
-    def test_values_of_a_wrong_kind_cost_their_trajectory_only(self, tmp_path):
+    def test_values_of_a_wrong_type_affect_only_their_trajectory(self, tmp_path):
         dump_of(tmp_path, [record(turn(result=ToolResult.from_text("x")), request_id=name) for name in "ab"])
         first, second = (json.loads(line) for line in (tmp_path / "0.jsonl").read_text().splitlines())
         first["tool_calls"][0]["arguments"] = 5
@@ -185,19 +185,19 @@ class TestWhatCannotBeRead:
         assert [found["id"] for found in page.bodies] == [row[0] for row in page.index["rows"]] == ["b"]
         assert page.index["n_problems"] == 1
 
-    def test_of_very_many_bad_lines_the_first_are_listed_and_all_are_counted(self, tmp_path):
+    def test_first_bad_lines_are_listed_and_all_are_counted(self, tmp_path):
         (tmp_path / "0.jsonl").write_text("no json\n" * 1200)
         index = page_of(tmp_path).index
         assert (index["n_problems"], len(index["problems"])) == (1200, 1000)
 
-    def test_nothing_is_written_where_there_is_no_dump(self, tmp_path):
+    def test_nothing_is_written_without_a_dump(self, tmp_path):
         with pytest.raises(FileNotFoundError), Dump(tmp_path / "none") as dump:
             write_page(dump, tmp_path / "page.html")
         assert not (tmp_path / "page.html").exists()
 
 
 class TestLongTexts:
-    def test_what_is_beyond_the_limit_is_cut_and_counted(self, tmp_path):
+    def test_text_over_the_limit_is_cut_and_counted(self, tmp_path):
         long, short = "x" * 3 * body.MAX_CHARS, "y" * 1000
         one = record(turn(short), turn(index=1, result=ToolResult.from_text(long)))
         (found,) = page_of(dump_of(tmp_path, [one])).bodies
@@ -207,7 +207,7 @@ class TestLongTexts:
         assert kept.endswith("more characters are not in this page]")
         assert len(json.dumps(found)) < 1.01 * body.MAX_CHARS
 
-    def test_what_is_not_beyond_it_is_whole(self, tmp_path):
+    def test_text_within_the_limit_is_complete(self, tmp_path):
         (found,) = page_of(dump_of(tmp_path, [record(turn("x" * (body.MAX_CHARS // 3)))])).bodies
         assert found["left_out"] == 0
 
@@ -241,7 +241,7 @@ class TestTimes:
         index = page_of(dump_of(tmp_path, timed)).index
         assert index["times"] == [["f", 2, [0.5] * 4, [1.0, 3.0, 3.0, 3.0]]]  # no tool ran for the third
 
-    def test_times_that_are_no_numbers_are_not_drawn(self, tmp_path):
+    def test_times_that_are_not_numbers_are_not_drawn(self, tmp_path):
         one = record(turn(result=_timed(ToolResult.from_text("x"), float("nan"))))
         (found,) = page_of(dump_of(tmp_path, [one])).bodies
         assert (found["calls"][0]["run"], found["calls"][0]["queue"]) == (None, 0.5)

@@ -1,4 +1,4 @@
-"""What happened is told in words, and no word of it says more than the dump does."""
+"""The story describes the trajectory, and states no more than the dump."""
 
 import pytest
 from helpers.record_strategies import record, turn
@@ -42,7 +42,7 @@ class TestStory:
         assert words in _told(record(termination_reason=reason))
 
     @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
-    def test_it_names_each_call_that_failed_with_what_that_means_and_what_was_answered(self, status):
+    def test_story_lists_failed_calls_with_meaning_and_result(self, status):
         good, bad = ToolResult.from_text("42"), ToolResult.from_text("the reason", status=status)
         lines = story(record(turn(result=good), turn(index=1, result=bad)))
         (failed,) = [line for line in lines if line.call is not None]
@@ -51,8 +51,8 @@ class TestStory:
         assert all(words in failed.text for words in STATUS_WORDS[status])
         assert any("2 tool calls, of which 1 failed" in line.text for line in lines)
 
-    def test_of_a_long_result_it_quotes_the_beginning_and_the_end(self):
-        """The last line of a traceback says what was wrong."""
+    def test_long_result_is_quoted_by_beginning_and_end(self):
+        """The last line of a traceback has the error."""
         bad = ToolResult.from_text("\n".join(f"line {n}" for n in range(10)) + "\n", is_error=True)
         (quote,) = [line.quote for line in story(record(turn(result=bad))) if line.call is not None]
         assert quote.split("\n") == ["line 0", "line 1", "…", "line 8", "line 9"]
@@ -64,7 +64,7 @@ class TestStory:
         )
         assert "A later call" not in _told(record(turn(result=good), turn(index=1, result=bad)))
 
-    def test_of_many_failed_calls_it_names_the_first_and_counts_the_rest(self):
+    def test_first_failed_calls_are_named_and_the_rest_counted(self):
         bad = ToolResult.from_text("no", is_error=True)
         lines = story(record(*(turn(index=n, result=bad) for n in range(20))))
         assert sum(line.call is not None for line in lines) == 12
@@ -79,7 +79,7 @@ class TestStory:
         assert "does not contain the right answer" in _told(record(turn("It is 43."), gts="42"))
         assert "right answer" not in _told(record(turn("It is 43.")))
 
-    def test_each_status_has_words(self):
+    def test_each_status_has_a_description(self):
         assert list(STATUS_WORDS) == list(Status)
 
 
@@ -100,12 +100,12 @@ class TestStory:
         ("x", "x" * 20_000, None),
     ],
 )
-def test_an_answer_stands_in_a_text_where_it_stands_by_itself(text, wanted, found):
+def test_answer_is_found_in_a_text_as_a_separate_word(text, wanted, found):
     assert contains(text, wanted) is found
 
 
 class TestPieces:
-    def test_thoughts_and_calls_are_told_from_what_is_said(self):
+    def test_reasoning_and_calls_are_separated_from_text(self):
         text = "<think>hm</think>Let me see.[call]Done"
         assert list(pieces(_said(text, (28, 34)))) == [
             Piece("thought", "hm"),
@@ -123,7 +123,7 @@ class TestPieces:
             ("42", None, "42"),
         ],
     )
-    def test_thoughts_may_be_opened_by_the_prompt_or_stay_open(self, text, thought, said):
+    def test_reasoning_may_be_opened_by_the_prompt_or_stay_open(self, text, thought, said):
         found = list(pieces(_said(text)))
         assert [piece.text for piece in found if piece.kind == "thought"] == (
             [] if thought is None else [thought]
@@ -135,5 +135,5 @@ class TestPieces:
         found = list(pieces(_said(text, *spans)))
         assert "".join(piece.text for piece in found) == text
 
-    def test_the_last_message_is_given_without_thoughts_and_calls(self):
+    def test_last_message_is_shown_without_reasoning_and_calls(self):
         assert final_answer(record(turn("first"), turn("<think>hm</think> 42 ", index=1))) == "42"

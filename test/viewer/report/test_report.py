@@ -42,7 +42,7 @@ def test_steps_are_reported_in_their_order_each_with_its_own_figures():
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 1e300])
-def test_a_score_that_is_no_measurement_does_not_touch_the_mean(score: float):
+def test_invalid_score_does_not_change_the_mean(score: float):
     total = _report(trajectory(score=1.0), trajectory(score=score), trajectory(score=None)).total
     assert (total.score.mean, total.score.count, total.positive.mean) == (1.0, 1, 1.0)
     assert (total.not_finite, total.unscored) == (1, 1)
@@ -74,7 +74,7 @@ def test_right_answers_are_those_that_acc_notes():
     assert (report.total.right.mean, report.total.right.count) == (0.5, 2)
 
 
-def test_calls_answered_infra_are_no_errors_and_not_among_what_errors_are_a_share_of():
+def test_infra_calls_do_not_count_in_the_error_rate():
     calls = [
         ("f", result()),
         ("f", result(Status.ERROR)),
@@ -109,7 +109,7 @@ def test_times_of_each_tool_are_quantiles_of_its_calls():
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_what_is_no_duration_is_left_out_of_the_times(seconds: float):
+def test_invalid_durations_are_omitted_from_the_times(seconds: float):
     (tool,) = _report(trajectory(turn(("f", result(run_s=seconds)), ("f", result(run_s=2.0))))).tools
     assert (tool.run.p50, tool.run.count, tool.calls) == (2.0, 1, 2)
 
@@ -150,7 +150,7 @@ def _dump(folder: Path, *records) -> Path:
     return folder
 
 
-def test_a_dump_is_read_through_its_files_and_broken_lines_are_told(tmp_path: Path):
+def test_dump_is_read_file_by_file_and_broken_lines_are_reported(tmp_path: Path):
     _dump(tmp_path, trajectory(step=1, score=math.nan), trajectory(step=2, score=1.0))
     with (tmp_path / "1.jsonl").open("a") as file:
         file.write('{"schema_version": 2, "requ\n')
@@ -161,13 +161,13 @@ def test_a_dump_is_read_through_its_files_and_broken_lines_are_told(tmp_path: Pa
     assert "cut off" in report.complaints[0]
 
 
-def test_a_file_of_something_else_is_no_dump(tmp_path: Path):
+def test_file_of_another_format_is_not_a_dump(tmp_path: Path):
     (tmp_path / "x.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="is not a dump"):
         read_report(tmp_path)
 
 
-def test_a_dump_of_texts_gives_scores_and_says_nothing_of_what_it_does_not_know(tmp_path: Path):
+def test_dump_of_texts_reports_only_scores(tmp_path: Path):
     """verl writes a file per step; neither turns nor calls are in it."""
     for step in (7, 8):
         line = {"input": "q", "output": "a", "gts": "1", "score": step / 10, "acc": step == 8, "step": step}

@@ -326,7 +326,7 @@ class _SeedNumpy:
             return None
         from importlib.machinery import PathFinder
 
-        sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]  its protocol asks for more
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
@@ -348,7 +348,7 @@ def seed(value: int) -> None:
     if numpy_random is not None:
         numpy_random.seed(value % 2**32)
     else:
-        sys.meta_path.insert(0, _SeedNumpy(value))  # pyright: ignore[reportArgumentType]  see find_spec
+        sys.meta_path.insert(0, _SeedNumpy(value))
 
 
 def warm_up() -> None:

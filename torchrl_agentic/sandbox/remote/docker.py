@@ -25,20 +25,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
-import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchrl_agentic.errors import MissingExtra, SandboxError
+from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
-from torchrl_agentic.sandbox.process import CHUNK
-from torchrl_agentic.sandbox.remote.remote_process import Take
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_process import Execution
+from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -94,8 +91,10 @@ class DockerSandbox(RemoteSandbox[Container]):
     """
 
     name: ClassVar[str] = "docker"
+    package: ClassVar[str] = "aiodocker"
     not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons", "host_paths"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
+    shows_folders: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -108,14 +107,14 @@ class DockerSandbox(RemoteSandbox[Container]):
         url: str | None = None,
     ) -> None:
         super().__init__(limits)
-        try:
-            importlib.import_module("aiodocker")
-        except ImportError:
-            raise MissingExtra("DockerSandbox", "aiodocker", "docker") from None
         for name, value in (("cpus", cpus), ("work_bytes", work_bytes)):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0; got {value}")
         self.image, self.runtime, self.cpus, self.work_bytes, self.url = image, runtime, cpus, work_bytes, url
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._created: Container | None = None
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -123,29 +122,16 @@ class DockerSandbox(RemoteSandbox[Container]):
         held = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
         return dict.fromkeys((*held, "network"), True) | {"seccomp": False}
 
-    def fresh(self) -> DockerSandbox:
-        """Return a new, unopened sandbox with the same settings."""
-        return DockerSandbox(
-            self.limits,
-            image=self.image,
-            runtime=self.runtime,
-            cpus=self.cpus,
-            work_bytes=self.work_bytes,
-            url=self.url,
-        )
-
-    async def _create(self) -> Container:
-        client, name = await self._connect(), f"torchrl_agentic-{secrets.token_hex(8)}"
+    async def _create(self, mark: str) -> Container:
+        client, name = await self._connect(), f"torchrl_agentic-{mark}"
         remote = client.containers.container(name)  # pyright: ignore[reportUnknownMemberType]  untyped options
-        container = Container(client, remote, remote.attach(stdin=True))
+        container = self._created = Container(client, remote, remote.attach(stdin=True))
         try:
             with sdk_errors("Docker could not create the container"):
                 await client.containers.create(self._config(), name=name)
                 await container.lifeline.__aenter__()
                 await remote.start()  # pyright: ignore[reportUnknownMemberType]  untyped options
         except SandboxError as error:
-            with contextlib.suppress(SandboxError):
-                await self._end(container)
             if "no such image" in str(error).lower():
                 raise SandboxError(f"{error}. Download the image with: docker pull {self.image}") from error
             raise
@@ -155,16 +141,15 @@ class DockerSandbox(RemoteSandbox[Container]):
         import aiodocker
         from aiohttp import ClientTimeout
 
+        client: Docker | None = None
         try:
             client = aiodocker.Docker(self.url, timeout=ClientTimeout(total=REQUEST_S))
-        except Exception as error:  # it raises AssertionError, among others
-            raise SandboxError(NO_DAEMON.format(str(error) or "no URL is known")) from error
-        try:
             await request_with_retries("Docker could not report its version", client.version)
         except BaseException as error:
-            await client.close()
-            if isinstance(error, SandboxError):
-                raise SandboxError(NO_DAEMON.format(error)) from error
+            if client is not None:
+                await client.close()
+            if isinstance(error, Exception):  # aiodocker raises AssertionError, among others
+                raise SandboxError(NO_DAEMON.format(str(error) or "no URL is known")) from error
             raise
         return client
 
@@ -180,40 +165,23 @@ class DockerSandbox(RemoteSandbox[Container]):
             await _close(machine.lifeline)
             await machine.client.close()
 
-    async def execute(
-        self,
-        machine: Container,
-        words: Sequence[str],
-        stdout: Take,
-        stderr: Take,
-        *,
-        stdin: bool,
-        wall_s: float | None,
-    ) -> DockerExecution:
-        """Start a command; see `RemoteSandbox.execute`.
+    async def _end_lost(self, mark: str) -> None:
+        if self._created is not None:
+            await self._end(self._created)
 
-        Args:
-            machine: The container.
-            words: The command and its arguments.
-            stdout: Receives output.
-            stderr: Receives error output.
-            stdin: True if `DockerExecution.write` will be called.
-            wall_s: Not used.
-        """
-        sizes = [len(word.encode()) + 1 for word in words]
-        if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS:
-            raise ValueError("the command is too long; write long arguments to a file")
-        with sdk_errors("Docker could not start a command"):
-            remote = await machine.remote.exec(words, stdin=stdin, user=f"{USER}:{USER}", workdir=WORK)
-            stream = remote.start()
-            await stream.__aenter__()
-        return DockerExecution(machine.remote, remote, stream, stdout, stderr)
-
-    def may_run(self, error: BaseException | None) -> bool:
-        """Return whether the connection was lost before Docker answered."""
+    async def _execute(self, machine: Container, command: Command) -> DockerExecution:
         from aiodocker.exceptions import DockerError
 
-        return error is not None and not isinstance(error, DockerError)
+        sizes = [len(word.encode()) + 1 for word in command.words]
+        if max(sizes) > MAX_WORD or sum(sizes) > MAX_WORDS:
+            raise ValueError("the command is too long; write long arguments to a file")
+        with sdk_errors("Docker could not start a command", (DockerError,)):
+            remote = await machine.remote.exec(
+                command.words, stdin=command.has_stdin, user=f"{USER}:{USER}", workdir=WORK
+            )
+            stream = remote.start()
+            await stream.__aenter__()
+        return DockerExecution(machine.remote, remote, stream, command)
 
     def _config(self) -> dict[str, Any]:
         """Return the container request of the Docker API."""
@@ -269,35 +237,29 @@ class DockerSandbox(RemoteSandbox[Container]):
         }
 
 
-class DockerExecution:
+class DockerExecution(Execution):
     """A command that Docker runs in a container.
 
     Args:
         container: The container.
         remote: The command at the Docker API.
         stream: Connection to its stdin, stdout and stderr.
-        stdout: Receives output.
-        stderr: Receives error output.
+        command: The command.
     """
 
-    def __init__(
-        self, container: DockerContainer, remote: Exec, stream: Stream, stdout: Take, stderr: Take
-    ) -> None:
+    def __init__(self, container: DockerContainer, remote: Exec, stream: Stream, command: Command) -> None:
         self._container, self._remote, self._stream = container, remote, stream
-        self._takes = {1: stdout, 2: stderr}
-        self._ended = asyncio.Event()
+        self._takes = {1: command.stdout, 2: command.stderr}
+        self._reading = asyncio.ensure_future(self._read())
 
     async def wait(self) -> int:
         """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
-        reading = asyncio.ensure_future(self._read())
-        ended = asyncio.ensure_future(self._ended.wait())
         try:
-            await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
-            if (await asyncio.wait([reading], timeout=REST_S))[0]:
-                reading.result()
+            await asyncio.wait([self._reading])
         finally:
-            reading.cancel()
-            ended.cancel()
+            self._reading.cancel()
+        if not self._reading.cancelled():
+            self._reading.result()
         for pause_s in PAUSES_S:  # Docker may report the end with a delay
             await asyncio.sleep(pause_s)
             state = await request_with_retries(
@@ -308,12 +270,37 @@ class DockerExecution:
         else:
             raise SandboxError("the connection to a command in the container was lost")
         code = int(state["ExitCode"])
+        if code > 128 and await self._has_container_ended():
+            raise SandboxError("the container has ended, and a command with it")
+        return code
+
+    async def _has_container_ended(self) -> bool:
+        """Return whether the container has ended, which ends its commands first.
+
+        Docker reports the end of a container after that of its commands. It is certain to run if it still
+        starts a command; if it does not, it may also have too many processes.
+        """
         with sdk_errors("Docker could not report the state of the container"):
-            if code > 128:
+            for pause_s in PAUSES_S:
+                await asyncio.sleep(pause_s)
                 shown = await self._container.show()  # pyright: ignore[reportUnknownMemberType]  untyped options
                 if not shown["State"]["Running"]:
-                    raise SandboxError("the container has ended, and a command with it")
-        return code
+                    return True
+                if await self._can_start_command():
+                    return False
+        return False
+
+    async def _can_start_command(self) -> bool:
+        from aiodocker.exceptions import DockerError
+
+        try:
+            remote = await self._container.exec(["sh", "-c", ":"], user=f"{USER}:{USER}")
+            async with remote.start() as stream:
+                while await stream.read_out() is not None:
+                    pass
+            return (await remote.inspect())["ExitCode"] == 0
+        except DockerError:  # the container is not running
+            return False
 
     async def _read(self) -> None:
         with sdk_errors("Docker could not deliver the output of a command"):
@@ -321,27 +308,20 @@ class DockerExecution:
                 await self._takes[message.stream](message.data)
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin.
-
-        Raises:
-            EOFError: If the command has closed its stdin.
-        """
-        try:
-            for start in range(0, len(data), CHUNK):
-                await self._write(data[start : start + CHUNK])
-        except (AssertionError, RuntimeError, OSError) as error:  # aiodocker raises AssertionError
-            raise EOFError("the process has closed its stdin") from error
-
-    async def _write(self, data: bytes) -> None:
+        """Write to stdin. Raise EOFError if the command has closed it."""
         writing = asyncio.ensure_future(self._stream.write_in(data))
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())
-        while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
-            # Docker accepts no input for a command that has ended, and asyncio reports the end of output
-            # only after all input is sent.
-            if not (await self._remote.inspect())["Running"]:
-                self._ended.set()
-                raise EOFError("the process has closed its stdin")
-        writing.result()
+        with sdk_errors("Docker could not report whether a command takes input"):
+            while not (await asyncio.wait([writing], timeout=STUCK_S))[0]:
+                # Docker accepts no input for a command that has ended, and asyncio reports the end of output
+                # only after all input is sent.
+                if not (await self._remote.inspect())["Running"]:
+                    asyncio.get_running_loop().call_later(REST_S, self._reading.cancel)
+                    raise EOFError("the process has closed its stdin")
+        try:
+            writing.result()
+        except (AssertionError, RuntimeError, OSError) as error:  # aiodocker raises AssertionError
+            raise EOFError("the process has closed its stdin") from error
 
     async def detach(self) -> None:
         """Close the connection."""

@@ -19,20 +19,15 @@ Does not stop:
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 import shlex
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.cancellation import run_in_thread
-from torchrl_agentic.sandbox.remote.remote_process import START_S, Take
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution
+from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -41,8 +36,6 @@ if TYPE_CHECKING:
 
 MARK = "torchrl_agentic"
 """Name of the metadata by which a lost machine is found."""
-CHUNK = 1 << 18
-"""Bytes of input per request."""
 MAX_LINE = 1 << 17
 """Maximum bytes of a command line on Linux: the SDK passes the command as one word to a shell."""
 MARGIN_S = 30.0
@@ -66,10 +59,12 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     """
 
     name: ClassVar[str] = "e2b"
+    package: ClassVar[str] = "e2b"
     not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
-    counts_processes = True
+    counts_processes: ClassVar[bool] = True
     programs = (*RemoteSandbox.programs, "perl", "setpriv")
+    prefix: ClassVar[tuple[str, ...]] = ("setpriv", "--no-new-privs", "--")
 
     def __init__(
         self,
@@ -81,17 +76,11 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         connection: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(limits)
-        if importlib.util.find_spec("e2b") is None:
-            raise MissingExtra("E2BSandbox", "e2b", "e2b")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0; got {timeout_s}")
-        if self.limits.fs_read_roots or self.limits.fs_write_roots:
-            raise ValueError("a machine at E2B cannot show folders of this host; copy files with write_file")
         self.template, self.api_key, self.timeout_s = template, api_key, timeout_s
         self.connection = dict(connection or {})
-        self._mark = ""
         self._until = 0.0
-        self._as_root = False
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -100,34 +89,23 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         The totals are those of the template's machine.
         """
         of_processes = ("cpu_seconds", "memory_bytes", "max_processes", "disk_bytes")
-        held = dict.fromkeys(of_processes, not self._as_root)
+        held = dict.fromkeys(of_processes, not self.raises_limits)
         return {**held, "memory_total": True, "disk_total": True, "network": True, "seccomp": False}
 
-    def fresh(self) -> E2BSandbox:
-        """Return a new, unopened sandbox with the same settings."""
-        return E2BSandbox(
-            self.limits,
-            template=self.template,
-            api_key=self.api_key,
-            timeout_s=self.timeout_s,
-            connection=self.connection,
-        )
-
-    async def _create(self) -> AsyncSandbox:
-        await run_in_thread(importlib.import_module, "e2b")  # takes half a second the first time
+    async def _create(self, mark: str) -> AsyncSandbox:
         from e2b import AsyncSandbox
 
         online = self.limits.network == "full"
-        self._mark, self._until = uuid.uuid4().hex, time.monotonic() + self.timeout_s
-        with sdk_errors("E2B created no machine"):
+        self._until = time.monotonic() + self.timeout_s
+        with sdk_errors("E2B created no machine", _refusals()):
             return await AsyncSandbox.create(
                 self.template,
                 timeout=self.timeout_s,
-                metadata={MARK: self._mark},
+                metadata={MARK: mark},
                 allow_internet_access=online,
                 network={} if online else {"allow_public_traffic": False},
                 lifecycle={"on_timeout": "kill"},
-                idempotency_key=self._mark,  # the SDK may repeat the request, but must create one machine
+                idempotency_key=mark,  # the SDK may repeat the request, but must create one machine
                 **self._options,
             )
 
@@ -137,17 +115,17 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         # A new machine may not be reachable everywhere at once.
         await request_with_retries(what, lambda: machine.commands.run(command, user="root", timeout=START_S))
         who = await request_with_retries(what, lambda: machine.commands.run("id -u", timeout=START_S))
-        self._as_root = who.stdout.strip() == "0"
         await super()._prepare(machine)
+        self.raises_limits = self.raises_limits or who.stdout.strip() == "0"
 
     async def _end(self, machine: AsyncSandbox) -> None:
         await self._kill_machine(machine.sandbox_id)
 
-    async def _end_lost(self) -> None:
+    async def _end_lost(self, mark: str) -> None:
         from e2b import AsyncSandbox, SandboxQuery
 
-        with sdk_errors(f"at E2B a machine with {MARK}={self._mark} may be left, for {self.timeout_s} s"):
-            pages = AsyncSandbox.list(query=SandboxQuery(metadata={MARK: self._mark}), **self._options)
+        with sdk_errors(f"at E2B a machine with {MARK}={mark} may be left, for {self.timeout_s} s"):
+            pages = AsyncSandbox.list(query=SandboxQuery(metadata={MARK: mark}), **self._options)
             while pages.has_next:
                 for found in await pages.next_items():
                     await self._kill_machine(found.sandbox_id)
@@ -158,55 +136,23 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         what = f"E2B did not end {machine_id}, which will time out within {self.timeout_s} s"
         await request_with_retries(what, lambda: AsyncSandbox.kill(machine_id, **self._options))
 
-    async def execute(
-        self,
-        machine: AsyncSandbox,
-        words: Sequence[str],
-        stdout: Take,
-        stderr: Take,
-        *,
-        stdin: bool,
-        wall_s: float | None,
-    ) -> E2BExecution:
-        """Start a command; see `RemoteSandbox.execute`.
-
-        Args:
-            machine: The machine.
-            words: The command and its arguments.
-            stdout: Receives output.
-            stderr: Receives error output.
-            stdin: True if `E2BExecution.write` will be called.
-            wall_s: Seconds after which E2B may end the command; None for no limit.
-        """
-        await self.extend_timeout(machine, wall_s or 0)
-        line = f"set -o pipefail; {shlex.join(words)} | perl -e {shlex.quote(_AS_TEXT)}"
+    async def _execute(self, machine: AsyncSandbox, command: Command) -> E2BExecution:
+        await self.extend_timeout(machine, command.wall_s or 0)
+        line = f"set -o pipefail; {shlex.join(command.words)} | perl -e {shlex.quote(_AS_TEXT)}"
         if len(line.encode()) >= MAX_LINE:
             raise ValueError("the command is too long; write long arguments to a file")
-        with sdk_errors("E2B did not start a command"):
+        with sdk_errors("E2B did not start a command", _refusals()):
             handle = await machine.commands.run(
                 line,
                 background=True,
                 envs={"HOME": "/"},  # the SDK starts a login shell, which would read a profile of the model
-                stdin=stdin,
+                stdin=command.has_stdin,
                 timeout=0,
-                on_stdout=lambda text: stdout(text.encode("latin-1", "replace")),
-                on_stderr=lambda text: stderr(text.encode()),
+                on_stdout=lambda text: command.stdout(text.encode("latin-1", "replace")),
+                on_stderr=lambda text: command.stderr(text.encode()),
                 retain_output=False,
             )
         return E2BExecution(self, machine, handle)
-
-    def _supervised(
-        self, argv: Sequence[str], limits: ResourceLimits, cwd: str | None, stdin: bool | int
-    ) -> list[str]:
-        return super()._supervised(("setpriv", "--no-new-privs", "--", *argv), limits, cwd, stdin)
-
-    def may_run(self, error: BaseException | None) -> bool:
-        """Return whether E2B gave no clear answer."""
-        import e2b
-
-        of_requests = (e2b.InvalidArgumentException, e2b.NotFoundException, e2b.AuthenticationException)
-        of_limits = (e2b.RateLimitException, e2b.ServiceBusyException)
-        return error is not None and not isinstance(error, (*of_requests, *of_limits))
 
     async def extend_timeout(self, machine: AsyncSandbox, seconds: float = 0.0) -> None:
         """Keep the machine for a command of some seconds, and for at least half of timeout_s.
@@ -229,7 +175,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         return {"api_key": self.api_key, **self.connection}
 
 
-class E2BExecution:
+class E2BExecution(Execution):
     """A command that E2B runs in a machine.
 
     Args:
@@ -252,24 +198,26 @@ class E2BExecution:
                 return ended.exit_code if ended.exit_code >= 0 else 137
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin.
-
-        Raises:
-            EOFError: If the command has closed its stdin.
-        """
+        """Write to stdin. Raise EOFError if the command has closed it."""
         from e2b import NotFoundException, SandboxException
 
         await self._sandbox.extend_timeout(self._machine)
-        for start in range(0, len(data), CHUNK):
-            with sdk_errors("E2B did not deliver input"):
-                try:
-                    await self._handle.send_stdin(data[start : start + CHUNK])
-                except SandboxException as error:
-                    # Older machines report a closed pipe as an internal error.
-                    if isinstance(error, NotFoundException) or "pipe" in str(error) or "closed" in str(error):
-                        raise EOFError("the process has closed its stdin") from None
-                    raise
+        with sdk_errors("E2B did not deliver input"):
+            try:
+                await self._handle.send_stdin(data)
+            except SandboxException as error:
+                # Older machines report a closed pipe as an internal error.
+                if isinstance(error, NotFoundException) or "pipe" in str(error) or "closed" in str(error):
+                    raise EOFError("the process has closed its stdin") from None
+                raise
 
     async def detach(self) -> None:
         """Close the connection."""
         await self._handle.disconnect()
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    import e2b
+
+    of_requests = (e2b.InvalidArgumentException, e2b.NotFoundException, e2b.AuthenticationException)
+    return (*of_requests, e2b.RateLimitException, e2b.ServiceBusyException)

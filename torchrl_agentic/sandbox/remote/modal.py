@@ -22,14 +22,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from torchrl_agentic.errors import MissingExtra, SandboxError
+from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.remote.remote_process import Take
-from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_process import Execution, Take
+from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -48,7 +47,6 @@ _REST_S = 1.0
 """Maximum seconds to wait for the rest of the output of a command that has ended."""
 _BACKSTOP_S = 10
 """Seconds after its wall limit when Modal itself ends a command."""
-_CHUNK = 1 << 20
 
 
 class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
@@ -70,6 +68,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
     """
 
     name: ClassVar[str] = "modal"
+    package: ClassVar[str] = "modal"
     not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons", "processes"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
 
@@ -83,15 +82,9 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
         timeout_s: int = 3600,
         client: modal.Client | None = None,
     ) -> None:
-        try:
-            import modal
-        except ImportError as error:
-            raise MissingExtra("ModalSandbox", "modal", "modal") from error
         super().__init__(limits)
-        if self.limits.fs_read_roots or self.limits.fs_write_roots:
-            raise ValueError(
-                "a sandbox at Modal cannot show folders of this host; copy files with write_file"
-            )
+        import modal
+
         if not cores > 0 or timeout_s < 1:
             raise ValueError(f"cores and timeout_s must be above 0; got {cores} and {timeout_s}")
         if image is None:
@@ -100,7 +93,6 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             image = modal.Image.from_registry(image)  # pyright: ignore[reportUnknownMemberType]  its **kwargs
         self.app, self.image, self.cores, self.timeout_s, self.client = app, image, cores, timeout_s, client
         self._app_id: str | None = None
-        self._mark: dict[str, str] = {}
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -112,26 +104,15 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             "network": True,
         }
 
-    def fresh(self) -> ModalSandbox:
-        """Return a new, unopened sandbox with the same settings."""
-        return ModalSandbox(
-            self.limits,
-            app=self.app,
-            image=self.image,
-            cores=self.cores,
-            timeout_s=self.timeout_s,
-            client=self.client,
-        )
-
-    async def _create(self) -> modal.Sandbox:
+    async def _create(self, mark: str) -> modal.Sandbox:
         import modal
 
         memory = None
         if self.limits.memory_bytes is not None:
             mib = max(_MIN_MEMORY_MIB, math.ceil(self.limits.memory_bytes / 2**20))
             memory = (mib, 2 * mib)
-        self._app_id, self._mark = None, {TAG: uuid.uuid4().hex}
-        with sdk_errors("Modal could not create a sandbox"):
+        self._app_id = None
+        with sdk_errors("Modal could not create a sandbox", _refusals()):
             app = self.app
             if isinstance(app, str):
                 app = await modal.App.lookup.aio(app, client=self.client, create_if_missing=True)
@@ -147,7 +128,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
                 cpu=(min(_CORES_REQUESTED, self.cores), self.cores),
                 memory=memory,
                 block_network=self.limits.network != "full",
-                tags=self._mark,
+                tags={TAG: mark},
                 client=self.client,
             )
 
@@ -159,74 +140,49 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
                 await machine.terminate.aio()
             await machine.detach.aio()  # pyright: ignore[reportUnknownMemberType]  its stub has no result
 
-    async def _end_lost(self) -> None:
+    async def _end_lost(self, mark: str) -> None:
         import modal
 
         if self._app_id is None:
             return
         with sdk_errors("Modal could not look for a lost sandbox"):
             async for lost in modal.Sandbox.list.aio(
-                app_id=self._app_id, tags=self._mark, client=self.client
+                app_id=self._app_id, tags={TAG: mark}, client=self.client
             ):
                 await lost.terminate.aio()
 
-    async def execute(
-        self,
-        machine: modal.Sandbox,
-        words: Sequence[str],
-        stdout: Take,
-        stderr: Take,
-        *,
-        stdin: bool,
-        wall_s: float | None,
-    ) -> ModalExecution:
-        """Start a command; see `RemoteSandbox.execute`.
-
-        Args:
-            machine: The container.
-            words: The command and its arguments.
-            stdout: Receives output.
-            stderr: Receives error output.
-            stdin: True if `ModalExecution.write` will be called.
-            wall_s: Seconds after which Modal may end the command; None for no limit.
-        """
+    async def _execute(self, machine: modal.Sandbox, command: Command) -> ModalExecution:
         from modal.exception import ConflictError, InvalidError
 
-        timeout = None if wall_s is None else math.ceil(wall_s) + _BACKSTOP_S
+        timeout = None if command.wall_s is None else math.ceil(command.wall_s) + _BACKSTOP_S
         try:
-            with sdk_errors("Modal could not start a command"):
-                process = await machine.exec.aio(*words, workdir="/", timeout=timeout, text=False)
+            with sdk_errors("Modal could not start a command", _refusals()):
+                process = await machine.exec.aio(*command.words, workdir="/", timeout=timeout, text=False)
         except SandboxError as error:
             if isinstance(error.__cause__, InvalidError) and not isinstance(error.__cause__, ConflictError):
                 raise ValueError(f"{error}; write long arguments to a file") from None
             raise
-        return ModalExecution(process, stdout, stderr)
-
-    def may_run(self, error: BaseException | None) -> bool:
-        """Return whether Modal gave no clear answer."""
-        from modal import exception as refused
-
-        of_requests = (refused.AuthError, refused.InvalidError, refused.NotFoundError, refused.RemoteError)
-        of_limits = (refused.PermissionDeniedError, refused.ResourceExhaustedError)
-        return error is not None and not isinstance(error, (*of_requests, *of_limits))
+        return ModalExecution(process, command)
 
 
-class ModalExecution:
+class ModalExecution(Execution):
     """A command that Modal runs in a container.
 
     Args:
         process: The command at the SDK.
-        stdout: Receives output.
-        stderr: Receives error output.
+        command: The command.
     """
 
-    def __init__(self, process: ContainerProcess[bytes], stdout: Take, stderr: Take) -> None:
-        self._process, self._stdout, self._stderr = process, stdout, stderr
+    def __init__(self, process: ContainerProcess[bytes], command: Command) -> None:
+        self._process, self._command = process, command
 
     async def wait(self) -> int:
         """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
         ended = asyncio.ensure_future(self._process.wait.aio())
-        streams = ((self._process.stdout, self._stdout), (self._process.stderr, self._stderr))
+        streams = (
+            (self._process.stdout, self._command.stdout),
+            (self._process.stderr, self._command.stderr),
+        )
         readers = [asyncio.ensure_future(_read(stream, take)) for stream, take in streams]
         left = {ended, *readers}
         try:
@@ -246,26 +202,25 @@ class ModalExecution:
         return 137 if code < 0 else code  # negative: Modal ended it at its timeout
 
     async def write(self, data: bytes) -> None:
-        """Write to stdin.
-
-        Raises:
-            EOFError: If the command has closed its stdin.
-        """
+        """Write to stdin. Raise EOFError if the command has closed it."""
         from modal.exception import InvalidError, NotFoundError
 
         with sdk_errors("Modal could not write to a command"):
             try:
-                for start in range(0, len(data), _CHUNK):
-                    self._process.stdin.write(data[start : start + _CHUNK])
-                    await self._process.stdin.drain.aio()
+                self._process.stdin.write(data)
+                await self._process.stdin.drain.aio()
             except (InvalidError, NotFoundError):
                 raise EOFError("the process has closed its stdin") from None
-
-    async def detach(self) -> None:
-        """Do nothing: the streams are closed by `wait`."""
 
 
 async def _read(stream: StreamReader[bytes], take: Take) -> None:
     async with contextlib.aclosing(aiter(stream)) as chunks:
         async for chunk in chunks:
             await take(chunk)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from modal import exception as refused
+
+    of_requests = (refused.AuthError, refused.InvalidError, refused.NotFoundError, refused.RemoteError)
+    return (*of_requests, refused.PermissionDeniedError, refused.ResourceExhaustedError)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import Capture, describe_exit, signed_exit_code
 from torchrl_agentic.sandbox.remote import scripts
-from torchrl_agentic.sandbox.remote.sdk_requests import time_limit
+from torchrl_agentic.sandbox.remote.sdk_requests import RefusedError, time_limit
 
 Take: TypeAlias = Callable[[bytes], Awaitable[None]]
 START_S = 60.0
@@ -20,151 +21,76 @@ END_S = 5.0
 """Maximum seconds that a killed command may take to end; after that its machine is ended."""
 MAX_UNREAD = 1 << 20
 """Maximum bytes of output that wait for `RemoteProcess.receive`; beyond that the process has to wait."""
+MAX_WRITE = 1 << 18
+"""Maximum bytes of input per request."""
 _MAX_HEADER = 64
 
 
-class Execution(Protocol):
+class Execution(ABC):
     """A command that a service runs, through the SDK of that service."""
 
+    @abstractmethod
     async def wait(self) -> int:
         """Deliver the output to its end. Return the exit code, 128 + n for signal n."""
-        ...
 
+    @abstractmethod
     async def write(self, data: bytes) -> None:
         """Write to stdin.
 
         Args:
-            data: Bytes to write.
+            data: At most `MAX_WRITE` bytes.
 
         Raises:
             EOFError: If the command has closed its stdin.
         """
-        ...
 
-    async def detach(self) -> None:
+    async def detach(self) -> None:  # noqa: B027  not every SDK keeps a connection for a command
         """Close the connection without ending the command."""
-        ...
-
-
-class ProcessHost(Protocol):
-    """The part of `RemoteSandbox` that a process uses."""
-
-    async def execute(
-        self,
-        machine: Any,
-        words: Sequence[str],
-        stdout: Take,
-        stderr: Take,
-        *,
-        stdin: bool,
-        wall_s: float | None,
-    ) -> Execution:
-        """Start a command; see `RemoteSandbox.execute`.
-
-        Args:
-            machine: Where it runs.
-            words: The command and its arguments.
-            stdout: Receives output.
-            stderr: Receives error output.
-            stdin: True if `Execution.write` will be called.
-            wall_s: Seconds after which the service may end the command; None for no limit.
-        """
-        ...
-
-    def may_run(self, error: BaseException | None) -> bool:
-        """Return whether the service may have done what was requested although the SDK raised this error."""
-        ...
-
-    async def kill_group(self, machine: Any, numbers: Sequence[int]) -> None:
-        """End a command.
-
-        Args:
-            machine: Where it runs.
-            numbers: PIDs that its supervisor printed.
-        """
-        ...
-
-    async def give_up(self, machine: Any, reason: str) -> None:
-        """End a machine because a command could not be ended.
-
-        Args:
-            machine: The machine.
-            reason: Why, for error messages.
-        """
-        ...
 
 
 class RemoteProcess:
-    """A command under its supervisor; a `Process`. Use it on the event loop that it was started on.
+    """A command under the supervisor of `scripts`; a `Process`. Use it on the event loop that created it.
+
+    It starts at once, in a task of its own: a request that is cancelled on the way could start a command that
+    is never ended.
 
     Args:
-        sandbox: The sandbox that starts and ends it.
-        machine: The machine where it runs.
-        errors: Keeps its stderr.
-        keep: Receives its stdout; None to keep it for `receive`.
+        execute: Starts the command and delivers its stdout and its stderr.
+        kill: Ends the command, by the PIDs that its supervisor printed.
+        give_up: Ends the machine, because it is not certain that the command has ended, for a reason.
+        errors: Keeps the stderr.
     """
 
     def __init__(
         self,
-        sandbox: ProcessHost,
-        machine: Any,
+        execute: Callable[[Take, Take], Awaitable[Execution]],
+        kill: Callable[[list[int]], Awaitable[object]],
+        give_up: Callable[[str], Awaitable[None]],
         errors: Capture,
-        keep: Callable[[bytes], object] | None = None,
     ) -> None:
-        self._sandbox, self._machine = sandbox, machine
-        self._errors, self._keep = errors, keep
+        self._execute, self._kill_command, self._give_up = execute, kill, give_up
+        self._errors = errors
         self._loop = asyncio.get_running_loop()
         self._header = b""
-        self._numbers: list[int] | None = None
+        self._pids: list[int] | None = None
         self._unread = bytearray()
-        self._begun, self._known = asyncio.Event(), asyncio.Event()
+        self._started, self._supervised = asyncio.Event(), asyncio.Event()  # both also set at the end
         self._news, self._room = asyncio.Event(), asyncio.Event()
         self._writing = asyncio.Lock()
         self._writes: set[asyncio.Future[None]] = set()
-        self._stopped = self._may_run = False
+        self._may_run, self._is_stopped = True, False
         self._failed: SandboxError | None = None
         self._execution: Execution | None = None
-        self._following: asyncio.Future[int] = self._loop.create_future()
-
-    async def start(self, words: Sequence[str], *, stdin: bool, wall_s: float | None) -> None:
-        """Start the command and wait until the service has done so.
-
-        Args:
-            words: The command and its arguments.
-            stdin: True if it gets input.
-            wall_s: Seconds after which the service may end it; None for no limit.
-        """
-        # In its own task: a request that is cancelled on the way could start a command that is never ended.
-        self._may_run = True
-        self._following = asyncio.ensure_future(self._follow(words, stdin, wall_s))
+        self._following = asyncio.ensure_future(self._follow())
         self._following.add_done_callback(self._over)
-        async with time_limit(START_S):
-            await self._begun.wait()
-        if self._execution is None:
-            self._result()
 
-    async def started(self) -> None:
-        """Wait until the supervisor of the command runs.
-
-        Raises:
-            SandboxError: If it does not start.
-        """
-        await self._known.wait()
-        if self._numbers is None:
-            code = self._result()
-            raise SandboxError(
-                f"the shell in the sandbox did not run the command: it ended with exit code {code}"
-            )
-
-    async def _follow(self, words: Sequence[str], stdin: bool, wall_s: float | None) -> int:
+    async def _follow(self) -> int:
         try:
-            self._execution = await self._sandbox.execute(
-                self._machine, words, self._take, self._take_errors, stdin=stdin, wall_s=wall_s
-            )
-        except (SandboxError, ValueError) as error:
-            self._may_run = self._sandbox.may_run(error.__cause__)
+            self._execution = await self._execute(self._take, self._take_errors)
+        except (RefusedError, ValueError):
+            self._may_run = False
             raise
-        self._begun.set()
+        self._started.set()
         try:
             code = await self._execution.wait()
         finally:
@@ -173,60 +99,74 @@ class RemoteProcess:
         return code
 
     def _over(self, following: asyncio.Future[int]) -> None:
-        self._news.set()
-        self._begun.set()
-        self._known.set()
+        for event in (self._started, self._supervised, self._news):
+            event.set()
         if not following.cancelled():
             following.exception()  # retrieved, so that asyncio does not log it
 
     async def _take(self, data: bytes) -> None:
-        if self._failed is not None:
-            return
-        if self._numbers is None:
-            line, newline, data = (self._header + data).partition(b"\n")
-            if not newline and len(line) <= _MAX_HEADER:
-                self._header = line
-                return
-            self._numbers = _numbers(line)
-            if self._numbers is None:  # Docker prints why it could not start a command
-                said = (line + data)[:1000].decode("utf-8", "replace").strip()
-                self._failed = SandboxError(f"the sandbox could not start a command: {said}")
-            self._known.set()
-        if self._keep is not None:
-            self._keep(data)
-            return
-        while len(self._unread) >= MAX_UNREAD and not self._stopped:
+        if not self._supervised.is_set():
+            data = self._without_header(data)
+        while len(self._unread) >= MAX_UNREAD and not self._is_stopped:
             self._room.clear()
             await self._room.wait()
-        if not self._stopped:
+        if not self._is_stopped and self._failed is None:
             self._unread += data
             self._news.set()
+
+    def _without_header(self, data: bytes) -> bytes:
+        """Read the PIDs, once their line is complete, and return the output that follows it."""
+        line, newline, rest = (self._header + data).partition(b"\n")
+        if not newline and len(line) <= _MAX_HEADER:
+            self._header = line
+            return b""
+        words = line.split()
+        if len(words) == scripts.NUMBERS and all(word.isdigit() for word in words):
+            self._pids = [int(word) for word in words]
+        else:  # Docker prints why it could not start a command
+            reason = (line + rest)[:1000].decode("utf-8", "replace").strip()
+            self._failed = SandboxError(f"the sandbox could not start a command: {reason}")
+        self._supervised.set()
+        return rest
 
     async def _take_errors(self, data: bytes) -> None:
         self._errors.add(data)
 
-    async def finish(self, stdin: bytes) -> int:
-        """Send the input and wait for the end.
+    async def started(self, *, is_supervised: bool) -> None:
+        """Wait until the service has started the command.
+
+        Args:
+            is_supervised: Wait until its supervisor runs as well.
+
+        Raises:
+            SandboxError: If it does not start within `START_S`.
+        """
+        async with time_limit(START_S):
+            await (self._supervised if is_supervised else self._started).wait()
+        if self._execution is None or (is_supervised and self._pids is None):
+            self.result()
+
+    async def communicate(self, stdin: bytes, stdout: Callable[[bytes], object]) -> int:
+        """Send the input, which need not be read, and deliver the output to its end.
 
         Args:
             stdin: The input.
+            stdout: Receives the output.
 
         Returns:
             The exit code, -n for signal n.
         """
         feeding = asyncio.ensure_future(self._feed(stdin))
         try:
-            await self.started()
-            await asyncio.wait([self._following])
+            while data := await self.receive():
+                stdout(data)
         finally:
             feeding.cancel()
-        return self._result()
+        return self.result()
 
     async def _feed(self, data: bytes) -> None:
-        with contextlib.suppress(
-            EOFError, SandboxError
-        ):  # it need not read everything; `_result` raises if it failed
-            if data:
+        if data:
+            with contextlib.suppress(EOFError, SandboxError):  # `result` raises the SandboxError
                 await self.send(data)
 
     async def send(self, data: bytes) -> None:
@@ -254,7 +194,8 @@ class RemoteProcess:
         async with self._writing:
             assert self._execution is not None
             try:
-                await self._execution.write(data)
+                for start in range(0, len(data), MAX_WRITE):
+                    await self._execution.write(data[start : start + MAX_WRITE])
             except SandboxError as error:  # part of its input is lost
                 self._failed = self._failed or error
                 self._following.cancel()
@@ -272,13 +213,13 @@ class RemoteProcess:
         data = bytes(self._unread)
         self._unread.clear()
         self._room.set()
-        if not data and not self._stopped:
-            self._result()
+        if not data and not self._is_stopped:
+            self.result()
         return data
 
     async def kill(self) -> None:
         """End the process and its process group. If that is not certain within `END_S`, end its machine."""
-        self._stopped = True
+        self._is_stopped = True
         self._room.set()
         await run_to_completion(self._kill())
 
@@ -288,11 +229,11 @@ class RemoteProcess:
         reason = ""
         try:
             async with asyncio.timeout(END_S):
-                await self._known.wait()
-                if self._numbers is not None:
-                    await self._sandbox.kill_group(self._machine, self._numbers)
+                await self._supervised.wait()
+                if self._pids is not None:
+                    await self._kill_command(self._pids)
                 await asyncio.wait([self._following])
-                self._may_run = self._may_run and self._numbers is None
+                self._may_run = self._may_run and self._pids is None
         except TimeoutError:
             reason = f"it was still running after {END_S:g} s"
         except SandboxError as error:
@@ -301,14 +242,14 @@ class RemoteProcess:
         await asyncio.wait([self._following])
         if self._may_run:
             self._may_run = False
-            await self._sandbox.give_up(self._machine, reason or self._ending())
+            await self._give_up(reason or self._ending())
 
     async def wait(self) -> str:
         """Wait until the process has ended. Return how it ended."""
         await asyncio.wait([self._following])
-        if self._following.cancelled() or (self._stopped and self._following.exception() is not None):
+        if self._following.cancelled() or (self._is_stopped and self._following.exception() is not None):
             return "ended with its sandbox"
-        return describe_exit(self._result())
+        return describe_exit(self.result())
 
     def errors(self) -> str:
         """Return the head and the tail of what the process has written to stderr so far."""
@@ -321,25 +262,27 @@ class RemoteProcess:
 
     def abandon(self) -> None:
         """Stop reading, because its machine is gone. May be called on any event loop."""
-        self._stopped, self._may_run = True, False
+        self._is_stopped, self._may_run = True, False
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._following.cancel)
 
-    def _ending(self) -> str:
-        try:
-            return describe_exit(self._result())
-        except SandboxError as error:
-            return str(error)
+    def result(self) -> int:
+        """Return the exit code of a process that has ended, -n for signal n.
 
-    def _result(self) -> int:
+        Raises:
+            SandboxError: If the process was lost, or its supervisor did not run.
+        """
         if self._failed is not None:
             raise self._failed
         if self._following.cancelled():
             raise SandboxError("the process ended with its sandbox")
-        return signed_exit_code(self._following.result())
+        code = self._following.result()
+        if self._pids is None:
+            raise SandboxError(f"the shell in the sandbox did not run the command: it ended with {code}")
+        return signed_exit_code(code)
 
-
-def _numbers(line: bytes) -> list[int] | None:
-    words = line.split()
-    valid = len(words) == scripts.NUMBERS and all(word.isdigit() for word in words)
-    return [int(word) for word in words] if valid else None
+    def _ending(self) -> str:
+        try:
+            return describe_exit(self.result())
+        except SandboxError as error:
+            return str(error)

@@ -12,21 +12,28 @@ from torchrl_agentic.errors import SandboxError
 T = TypeVar("T")
 
 
+class RefusedError(SandboxError):
+    """The service answered that it did not do what was requested."""
+
+
 @contextlib.contextmanager
-def sdk_errors(what: str) -> Generator[None]:
+def sdk_errors(what: str, refusals: tuple[type[Exception], ...] = ()) -> Generator[None]:
     """Raise SandboxError for any error of an SDK, with the original as its cause.
 
     An SDK, its HTTP library and its protocol have no common base class, and some raise bare exceptions.
 
     Args:
         what: Start of the message, such as "Docker could not start a command".
+        refusals: Errors with which the service refuses a request; they raise RefusedError. After any other
+            error the service may have done what was requested.
     """
     try:
         yield
     except (SandboxError, EOFError):
         raise
     except Exception as error:
-        raise SandboxError(f"{what}: {str(error) or type(error).__name__}") from error
+        kind = RefusedError if isinstance(error, refusals) else SandboxError
+        raise kind(f"{what}: {str(error) or type(error).__name__}") from error
 
 
 async def request_with_retries(what: str, call: Callable[[], Awaitable[T]]) -> T:

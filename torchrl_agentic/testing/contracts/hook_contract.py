@@ -85,12 +85,12 @@ class HookContract:
         recording.annotate(score=1.0)
         recording.finish("no_calls")
 
-    def test_it_takes_all_that_is_told_of_a_trajectory(self, hook: TrajectoryHook) -> None:
+    def test_hook_accepts_every_event_of_a_trajectory(self, hook: TrajectoryHook) -> None:
         assert as_hook(hook) is not None
         self.play(hook.begin("0.0"), self.turns())
         assert self.told(hook) in (1, None)
 
-    def test_only_turns_and_ends_must_be_told(self, hook: TrajectoryHook) -> None:
+    def test_only_turns_and_ends_are_required(self, hook: TrajectoryHook) -> None:
         recording = hook.begin("0.0")
         for turn in self.turns():
             recording.record_turn(turn)
@@ -124,7 +124,7 @@ class HookContract:
         assert not failed
         assert self.told(hook) in (4, None)
 
-    def test_it_travels_to_workers(self, hook: TrajectoryHook) -> None:
+    def test_hook_can_be_pickled_to_workers(self, hook: TrajectoryHook) -> None:
         """Without the trajectories that were begun here."""
         hook.begin("0.0").record_turn(self.turns()[0])
         copy = pickle.loads(pickle.dumps(hook))

@@ -117,7 +117,7 @@ class InteractionContract:
         assert [event for event, _ in seen] == ["open", "close"]
         assert seen[0][1] is seen[1][1]
 
-    def test_it_travels_to_worker_processes(self) -> None:
+    def test_hook_can_be_pickled(self) -> None:
         made = as_interaction(self.make())
         copy = pickle.loads(pickle.dumps(made))
         assert (type(copy), copy.name) == (type(made), made.name)

@@ -65,7 +65,7 @@ class LimiterContract:
         assert limiter.stats().in_flight == 0
 
     @pytest.mark.asyncio
-    async def test_who_stops_waiting_takes_nothing_along(self) -> None:
+    async def test_cancelled_waiter_takes_no_slot(self) -> None:
         limiter = self.make(1)
         async with limiter.slot():
             waiting = [asyncio.create_task(limiter.wait()) for _ in range(20)]
@@ -91,7 +91,7 @@ class LimiterContract:
         second.release()
 
     @pytest.mark.asyncio
-    async def test_who_waits_waits_until_there_is_a_slot(self) -> None:
+    async def test_waiter_gets_the_next_free_slot(self) -> None:
         limiter = self.make(1)
         async with limiter.slot():
             waiting = asyncio.create_task(limiter.wait())

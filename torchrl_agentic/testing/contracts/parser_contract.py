@@ -7,7 +7,7 @@ import pickle
 import string
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
@@ -136,7 +136,7 @@ class ParserContract:
         whole = self.parser.parse(text, tools=tools, turn=3)
         assert result == whole
         told = [event.call for event in events if isinstance(event, CallReady | CallFailed)]
-        if "unopened_reasoning" in whole.notes:  # known by the end of the thought, when drafts were told
+        if "unopened_reasoning" in whole.notes:  # known by the end of the reasoning, when drafts were told
             begins = [call.span and call.span[0] for call in told]
             assert all(call.span and call.span[0] in begins for call in whole.calls)
             return
@@ -153,7 +153,7 @@ class ParserContract:
         """With a tokenizer that has one token per byte."""
         from torchrl_agentic.testing.tokenizers import byte_tokenizer
 
-        text, tokenizer = self._message(data), byte_tokenizer()
+        text, tokenizer = self._message(data), cast("Any", byte_tokenizer())
         result = self.parser.parse_tokens(tokenizer.encode(text), tokenizer, turn=3)
         whole = self.parser.parse(text, turn=3)
         assert list(map(self._said, result.calls)) == list(map(self._said, whole.calls))
@@ -162,7 +162,7 @@ class ParserContract:
 
     @_rules
     @given(call=st.data(), before=st.text("ab \n", max_size=5), turn=st.integers(0, 9))
-    def test_what_is_rendered_reads_back(self, call: st.DataObject, before: str, turn: int) -> None:
+    def test_rendered_calls_parse_back(self, call: st.DataObject, before: str, turn: int) -> None:
         """Also behind some text, if calls are part of the text."""
         name, args = call.draw(self.calls)
         text = self._rendered(name, args)
@@ -208,7 +208,7 @@ class ParserContract:
                 assert call.error is not None
                 assert len(call.error.message) <= 500, "the model reads this"
 
-    def test_nothing_to_say_is_no_call(self) -> None:
+    def test_empty_message_is_not_a_call(self) -> None:
         messages: list[str | Mapping[str, JSON]] = [
             "", "hello", {"role": "assistant", "content": None}, {"content": "hello", "tool_calls": []},
             {"content": [{"type": "text", "text": "hello"}]}, {"content": None, "tool_calls": None}, {},
@@ -261,7 +261,7 @@ class ParserContract:
         assert len(calls) == most + 2
         assert [call.error.code for call in calls if call.error] == ["over_limit"] * 2
 
-    def test_it_travels_and_is_shared(self) -> None:
+    def test_parser_can_be_pickled_and_shared_by_threads(self) -> None:
         """A pickled parser is equal; eight threads on one parser get what one gets."""
         assert pickle.loads(pickle.dumps(self.parser)) == self.parser
         text = self.parser.render_call(ParsedCall(*self.example(), "call_1"))
@@ -274,7 +274,7 @@ class ParserContract:
 
     def schema(self, args: Mapping[str, JSON]) -> dict[str, JSON]:
         """Return a schema that accepts these arguments."""
-        names = {
+        names: dict[type, str] = {
             str: "string",
             bool: "boolean",
             int: "integer",
@@ -282,7 +282,7 @@ class ParserContract:
             list: "array",
             dict: "object",
         }
-        kinds = {key: {"type": names.get(type(value), "null")} for key, value in args.items()}
+        kinds = {key: {"type": names.get(type(cast("object", value)), "null")} for key, value in args.items()}
         return {"type": "object", "properties": kinds}
 
     def _said(self, call: ParsedCall) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class ReplContract:
         assert (await repl.execute("None")).value is None
 
     @pytest.mark.asyncio
-    async def test_an_exception_is_told_in_fields(self, repl: Repl) -> None:
+    async def test_exception_is_reported_in_fields(self, repl: Repl) -> None:
         result = await repl.execute("def f():\n    raise ValueError('a: b\\nmulti: line')\nf()")
         assert result.error is not None
         assert (result.error.ename, result.error.evalue) == ("ValueError", "a: b\nmulti: line")
@@ -88,7 +88,7 @@ class ReplContract:
         ],
     )  # fmt: skip
     @pytest.mark.asyncio
-    async def test_code_that_breaks_its_interpreter_is_told_and_the_next_works(
+    async def test_broken_interpreter_is_reported_and_the_next_cell_works(
         self, repl: Repl, code: str
     ) -> None:
         """Never an empty success: that would poison rewards without a trace."""
@@ -102,7 +102,7 @@ class ReplContract:
         await self.works(repl)
 
     @pytest.mark.asyncio
-    async def test_a_forged_answer_spoils_its_own_cell_only(self, repl: Repl) -> None:
+    async def test_forged_answer_affects_only_its_cell(self, repl: Repl) -> None:
         code = (
             "import os, struct\n"
             "def field(data): return struct.pack('>I', len(data)) + data\n"
@@ -240,7 +240,7 @@ class ReplContract:
         assert (await repl.execute("x", timeout=5)).text == "2"
 
     @pytest.mark.asyncio
-    async def test_open_and_close_may_be_said_twice(self) -> None:
+    async def test_open_and_close_are_idempotent(self) -> None:
         repl = self.make()
         await repl.close()
         await repl.open()
@@ -262,7 +262,7 @@ class ReplContract:
         await repl.close()
 
     @pytest.mark.asyncio
-    async def test_the_call_after_a_cancelled_one_that_had_to_be_killed_is_told_so(self) -> None:
+    async def test_call_after_a_killed_one_reports_the_lost_state(self) -> None:
         async with self.make() as repl:
             code = "import signal, time; x = 1; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
             task = asyncio.create_task(repl.execute(code))

@@ -35,11 +35,11 @@ from torchrl_agentic.tools.http.http_client import (
 from torchrl_agentic.tools.http.policy import ANY, HostPolicy, parse_target
 from torchrl_agentic.tools.http.render import (
     UNTRUSTED,
+    http_result,
     is_html,
     is_json,
     media_type,
     readable,
-    result_of,
     text_of,
     without_controls,
 )
@@ -274,7 +274,7 @@ class HttpTool(Tool):
                 notes = ("the page cannot be converted to text; this is its source",)
             else:
                 text = page_text
-        return result_of(response, body, text, start=start, limit=limit, notes=notes)
+        return http_result(response, body, text, start=start, limit=limit, notes=notes)
 
     def _late(self, progress: Progress) -> ToolResult:
         size = len(progress.body)

@@ -193,7 +193,7 @@ def readable(response: HttpResponse, body: bytes | bytearray, limit: int) -> str
     return text
 
 
-def result_of(
+def http_result(
     response: HttpResponse,
     body: bytes | bytearray,
     text: str | None,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def result_of(found: CallToolResult) -> ToolResult:
+def mcp_result(found: CallToolResult) -> ToolResult:
     """Convert a server's result, with its parts in order.
 
     Servers repeat structured content as a text, for clients that do not support it. A text that is equal to
@@ -275,7 +275,7 @@ class MCPTool(Tool):
             on_progress=report,
             check=check,
         )
-        result = result_of(found)
+        result = mcp_result(found)
         meta: dict[str, Any] = dict(result.meta or {})
         if last:
             meta["progress"] = {name: getattr(last[0], name) for name in ("progress", "total", "message")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
 import logging
 import typing
 import uuid
@@ -19,13 +18,15 @@ import pydantic
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
+from torchrl_agentic.tools.options import type_checker, type_error
 from torchrl_agentic.tools.row_data import Columns, RowData
 from torchrl_agentic.tools.signatures import AsyncCallable, Keywords, keywords_of
 from torchrl_agentic.tools.verl.base_tool import description_of, number_of
 
 logger = logging.getLogger(__name__)
 
-_METHODS = ("create", "execute", "calc_reward", "release")
+METHODS = ("create", "execute", "calc_reward", "release")
+"""Methods of verl's `BaseTool`, in the order of a trajectory."""
 _POSITIONAL = {"create": 1, "execute": 2, "calc_reward": 1, "release": 1}
 """Number of positional arguments of each method: `instance_id`, and the `parameters` of the call."""
 
@@ -82,10 +83,10 @@ class LifecycleTool(Tool):
         kind = target.__name__ if isinstance(target, type) else type(target).__name__
         if isinstance(target, type):
             raise TypeError(f"{kind} is a class; a tool is an object: write {kind}(config, tool_schema)")
-        if missing := [method for method in _METHODS if not callable(getattr(target, method, None))]:
-            raise TypeError(f"{kind} has no {missing[0]}(); expected the methods {', '.join(_METHODS)}")
+        if missing := [method for method in METHODS if not callable(getattr(target, method, None))]:
+            raise TypeError(f"{kind} has no {missing[0]}(); expected the methods {', '.join(METHODS)}")
         self.target = target
-        methods = {method: getattr(target, method) for method in _METHODS}
+        methods = {method: getattr(target, method) for method in METHODS}
         self.async_methods = {name: AsyncCallable(method) for name, method in methods.items()}
         self.keywords = {name: keywords_of(method) for name, method in methods.items()}
         found = description_of(target)
@@ -114,7 +115,7 @@ class LifecycleTool(Tool):
 
     @cached_property
     def _stages(self) -> dict[str, _Stage]:
-        return {name: _Stage(name, getattr(self.target, name)) for name in _METHODS}
+        return {name: _Stage(name, getattr(self.target, name)) for name in METHODS}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_stages"}
@@ -165,7 +166,7 @@ class _Stage:
                 self.needed.append(each.name)
             if each.default is not each.empty:
                 self.optional.add(each.name)
-            adapter = _adapter(hints.get(each.name, Any))
+            adapter = type_checker(hints.get(each.name, Any))
             if adapter is not None:
                 self.hints[each.name], self.adapters[each.name] = hints.get(each.name, Any), adapter
 
@@ -191,35 +192,13 @@ class _Stage:
             if name not in self.keywords:
                 known = ", ".join(sorted(self.keywords.names - self.positional)) or "none"
                 raise ValueError(f"{self.name}() has no parameter {name!r}; parameters: {known}")
-            if name in self.adapters and not _fits(self.adapters[name], value):
+            if name in self.adapters and type_error(self.adapters[name], value):
                 expected = inspect.formatannotation(self.hints[name])
                 met = f"{shorten(value)} ({type(value).__name__})"
                 raise ValueError(f"parameter {name!r} of {self.name}() is annotated {expected}; got {met}")
         missing = [name for name in self.needed if name not in row] if needs_all else []
         if missing:
             raise ValueError(f"{self.name}() needs {missing[0]!r}, which the row does not have")
-
-
-def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
-    """Return an adapter that checks a type, or None if the type cannot be checked."""
-    for config in (pydantic.ConfigDict(arbitrary_types_allowed=True), None):
-        with contextlib.suppress(Exception):  # annotations of other libraries may raise anything
-            return pydantic.TypeAdapter(hint, config=config)
-    return None
-
-
-def _fits(adapter: pydantic.TypeAdapter[Any], value: Any) -> bool:
-    """Return whether a value fits a type, also in its JSON form: a list for a tuple, a text for a date."""
-    try:
-        adapter.validate_python(value, strict=True)
-    except pydantic.ValidationError:
-        try:
-            adapter.validate_json(json.dumps(value), strict=True)
-        except (ValueError, TypeError, RecursionError):
-            return False
-    except Exception:  # the annotation cannot be resolved
-        return True
-    return True
 
 
 class _Instance(Tool):

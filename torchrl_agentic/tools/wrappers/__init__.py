@@ -1,4 +1,4 @@
-"""Wrappers: each adds one behavior to any tool.
+"""Wrappers: each adds one behavior to any tool. Import them from `torchrl_agentic.tools`.
 
 `Budgeted(Truncated(Cached(Retrying(search))), calls=5)` is a tool too. The outermost wrapper sees a call
 first and its result last. A wrapper keeps the name, description, schemas, effects, sessions and all other
@@ -27,29 +27,3 @@ State of a trajectory (budgets, caches of the scope "trajectory", the position o
 session. All trajectories share a `Cached` of the scopes "group" and "global", and a `Cassette`; a `Budget`
 shares its bounds between trajectories, never what was spent.
 """
-
-from torchrl_agentic.tools.wrappers.approved import Approved
-from torchrl_agentic.tools.wrappers.base import Wrapped
-from torchrl_agentic.tools.wrappers.budget import Budget, Budgeted
-from torchrl_agentic.tools.wrappers.cached import Cached
-from torchrl_agentic.tools.wrappers.cassette import Cassette, CassetteMiss, Recorded, Replayed
-from torchrl_agentic.tools.wrappers.faulty import Faulty
-from torchrl_agentic.tools.wrappers.renamed import Renamed
-from torchrl_agentic.tools.wrappers.retrying import Retrying
-from torchrl_agentic.tools.wrappers.truncated import Truncated
-
-__all__ = [
-    "Approved",
-    "Budget",
-    "Budgeted",
-    "Cached",
-    "Cassette",
-    "CassetteMiss",
-    "Faulty",
-    "Recorded",
-    "Renamed",
-    "Replayed",
-    "Retrying",
-    "Truncated",
-    "Wrapped",
-]

@@ -39,7 +39,7 @@ function whatHappened(row, body) {
     quote ? block(quote, "quote") : null));
   const answers = body.right === null ? [] : [make("div", { class: "answers" },
     make("div", {}, make("h4", {}, "The right answer"), block(body.right)),
-    make("div", {}, make("h4", {}, "The model's last message"), block(body.given || "(nothing but calls or thoughts)")))];
+    make("div", {}, make("h4", {}, "The model's last message"), block(body.given || "(nothing but calls or reasoning)")))];
   return section("What happened", make("ul", { class: "story" }, scoreOf(row), ...items), ...answers);
 }
 

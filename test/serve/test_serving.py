@@ -5,11 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from torchrl_agentic.testing.servers.embedded import serving
+from torchrl_agentic.serve.serving import serving
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    """Say hello, to whatever is asked."""
+    """Say hello to any question."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"hello"})
@@ -22,7 +22,7 @@ def test_an_application_is_served_until_the_block_ends():
         httpx.get(url, trust_env=False)
 
 
-def test_what_a_function_makes_is_served_by_another_process():
+def test_application_factory_is_served_by_another_process():
     with serving("starlette.applications:Starlette") as url:
         answer = httpx.get(url, trust_env=False, timeout=30)
     assert answer.status_code == 404

@@ -1,4 +1,4 @@
-"""ToolCompose knows whether answers begin inside a thought, so that no draft of one runs."""
+"""ToolCompose knows whether answers begin inside reasoning, so that no draft runs."""
 
 import pytest
 from helpers.chat_envs import begin, chat_env, step
@@ -40,19 +40,19 @@ def note(noted):
 
 
 @pytest.mark.parametrize("parser", ["hermes", "auto", HermesParser()])
-def test_it_learns_from_the_tokenizer_that_it_is_given(note, parser):
+def test_parser_uses_the_given_tokenizer(note, parser):
     assert ToolCompose([note], parser, tokenizer=TOKENIZER).parser.reasoning_open
     quiet = ToolCompose([note], parser, tokenizer=TOKENIZER, template_kwargs={"enable_thinking": False})
     assert not quiet.parser.reasoning_open
 
 
-def test_what_was_said_explicitly_counts(note):
+def test_explicit_reasoning_open_wins(note):
     told = ToolCompose([note], HermesParser(reasoning_open=False), tokenizer=TOKENIZER)
     assert not told.parser.reasoning_open
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_it_learns_from_the_transform_that_writes_the_prompts(note, thinks):
+def test_parser_uses_the_tokenizer_of_turn_tokenizer(note, thinks):
     kwargs = None if thinks else {"enable_thinking": False}
     compose = ToolCompose([note], "hermes")
     env = chat_env((1,), compose, TurnTokenizer(TOKENIZER, template_kwargs=kwargs))
@@ -60,7 +60,7 @@ def test_it_learns_from_the_transform_that_writes_the_prompts(note, thinks):
     assert compose.parser.reasoning_open is thinks
 
 
-def test_a_draft_in_a_thought_that_the_prompt_opened_does_not_run(note, noted):
+def test_draft_in_reasoning_opened_by_the_prompt_does_not_run(note, noted):
     for options in ({"tokenizer": TOKENIZER}, {}):  # without it, the end of the thought proves the rest
         env = chat_env((1,), ToolCompose([note], "hermes", **options))
         step(env, begin(env), f"I could {DRAFT} but no.\n</think>\n\n{CALL}")
@@ -68,7 +68,7 @@ def test_a_draft_in_a_thought_that_the_prompt_opened_does_not_run(note, noted):
         noted.clear()
 
 
-def test_the_check_says_what_to_do(tmp_path, noted):
+def test_parser_check_explains_the_remedy(tmp_path, noted):
     TOKENIZER.save_pretrained(tmp_path / "model")
     config = tmp_path / "plan.yaml"
     config.write_text("conversations: [a.json]\ntools: [stop]\nparser: hermes\n")

@@ -1,0 +1,32 @@
+"""Names of verl's classes, and of the classes here that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchrl_agentic.text import did_you_mean
+
+EQUIVALENTS: Mapping[str, str] = {
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "torchrl_agentic.tools.SandboxFusionTool",
+    "verl.tools.search_tool.SearchTool": "torchrl_agentic.tools.SearchTool",
+    "verl.tools.gsm8k_tool.Gsm8kTool": "torchrl_agentic.tools.Gsm8kTool",
+    "verl.tools.geo3k_tool.Geo3kTool": "torchrl_agentic.tools.Geo3kTool",
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": "torchrl_agentic.tools.ImageZoomTool",
+    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "torchrl_agentic.interactions.Gsm8kInteraction",
+}
+"""Verl's classes → ours that do the same."""
+
+
+def equivalent_of(name: str) -> str:
+    """Return the name of the class here that does what a class of verl does; any other name unchanged.
+
+    Args:
+        name: Dotted name of a class.
+
+    Raises:
+        ImportError: If it is a misspelt name of a class of verl.
+    """
+    is_unknown = name.startswith("verl.") and name not in EQUIVALENTS
+    if is_unknown and (hint := did_you_mean(name, EQUIVALENTS)):
+        raise ImportError(f"no class {name!r}{hint}")
+    return EQUIVALENTS.get(name, name)
