@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
-from torchrl_agentic.messages import JSON, Fields, ParseResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
 from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.json_text import decode, skip_whitespace
 from torchrl_agentic.parsers.engine.partial_call import (
@@ -229,15 +229,16 @@ class Reader:
     def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
         """Return the result of parsing."""
         pieces: list[str] = []
+        calls: list[ParsedCall] = []
         at = 0
-        for call in self.calls:
+        for index, call in enumerate(self.calls):
             assert call.span is not None
+            calls.append(call.parsed(index))
             pieces.append(self.text[at : call.span[0]])
             at = call.span[1]
         text = "".join([*pieces, self.text[at:]]) if pieces else self.text
-        calls = tuple(call.parsed(index) for index, call in enumerate(self.calls))
         reasoning, notes = "".join(self.reasoning), tuple(self.notes)
-        return ParseResult(text, calls, raw, reasoning=reasoning, notes=notes)
+        return ParseResult(text, tuple(calls), raw, reasoning=reasoning, notes=notes)
 
     # Access to the text; methods that return `Incremental` wait for text that has not arrived
 
