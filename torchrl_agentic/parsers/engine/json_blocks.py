@@ -191,7 +191,7 @@ class JSONBlockParser(JSONTextParser):
             if index == most or (tools is not None and name not in tools):
                 return None
             call_id = f"call_{turn}_{index}"
-            calls.append(ParsedCall(name, args, call_id, index=index, span=(start, at)))
+            calls.append(ParsedCall(name, cast("Fields", args), call_id, index=index, span=(start, at)))
             if at == length:
                 around = text[:first] + "\n" * newlines
                 return ParseResult(around, tuple(calls), text, reasoning=reasoning)

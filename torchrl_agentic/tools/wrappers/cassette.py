@@ -457,10 +457,9 @@ def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
     if isinstance(part, FileRefPart):
         return {"file_ref": part.path, "media_type": part.media_type}
     text = str(part)
-    if isinstance(part, JsonPart):
-        with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
-            if str(JsonPart(value := read_json(text))) == text:
-                return {"json": value}
+    with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
+        if str(JsonPart(value := read_json(text))) == text:
+            return {"json": value}
     return {"text": text}
 
 
