@@ -255,6 +255,24 @@ class ToolResult(_ToolResultFields):
             return str(parts[0])
         return "\n".join(map(str, parts))
 
+    def timed(self, timing: Timing, notes: tuple[str, ...]) -> ToolResult:
+        """Return a copy with other timing and notes; every call needs one, and `replace` takes twice as long.
+
+        Args:
+            timing: When the call ran.
+            notes: All notes of the copy.
+        """
+        return ToolResult(
+            self.parts,
+            meta=self.meta,
+            status=self.status,
+            stop=self.stop,
+            reward=self.reward,
+            metrics=self.metrics,
+            timing=timing,
+            notes=notes,
+        )
+
     @classmethod
     def from_text(
         cls,
@@ -617,6 +635,8 @@ def claim_id(wanted: str, taken: dict[str, int]) -> str:
 
 def is_encodable(text: str) -> bool:
     """Return True if a text can be written as UTF-8; half of a surrogate pair cannot."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

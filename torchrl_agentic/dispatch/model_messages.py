@@ -93,7 +93,7 @@ def encodable_result(result: ToolResult) -> ToolResult:
         ValueError: If the reward is not a number.
     """
     text = result.text
-    if not (text.isascii() or is_encodable(text)):
+    if not is_encodable(text):
         parts = tuple(TextPart(encodable(str(part))) for part in result.parts)
         result = replace(result, parts=parts)
     if result.reward is None or type(result.reward) is float:

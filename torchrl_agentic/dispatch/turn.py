@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torchrl_agentic.dispatch import model_messages
@@ -163,7 +163,7 @@ class _Entry:
         self.dependents: list[_Entry] = []
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TurnOptions:
     """Options of a dispatcher that hold for the turns it runs; see `Dispatcher` for their meaning."""
 
@@ -372,7 +372,7 @@ class TurnRun:
         if isinstance(answer, str):
             result = ToolResult((TextPart(answer),), timing=timing, notes=notes)
         else:
-            result = replace(answer, timing=timing, notes=(*notes, *answer.notes))
+            result = answer.timed(timing, (*notes, *answer.notes))
         entry.result = result
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))

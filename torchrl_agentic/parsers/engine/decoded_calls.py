@@ -26,6 +26,8 @@ from torchrl_agentic.parsers.engine.partial_call import (
 )
 
 OPENAI_SHAPE = '{"type": "function", "function": {"name": "tool name", "arguments": "{…}"}}'
+_USUAL = ("openai_shape", "string_args")
+"""Notes that are no deviations in a list of calls."""
 
 
 def read_calls(
@@ -56,8 +58,9 @@ def read_calls(
             attempt = read_call(item, limits=limits)
             if not is_checked:
                 check_data(attempt.args, limits)
-            usual = ("openai_shape", "string_args")  # usual in this shape, not deviations
-            attempt.notes = (*(note for note in attempt.notes if note not in usual), *notes)
+            if attempt.notes:
+                attempt.notes = tuple(note for note in attempt.notes if note not in _USUAL)
+            attempt.notes += notes
             attempts.append(attempt)
         except CallParseError as error:
             attempts.append(

@@ -290,7 +290,8 @@ def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> P
     """
     if not isinstance(value, dict):
         raise CallParseError("missing_name", f'a call is an object with "name" and "{key}"')
-    fields, notes = cast("dict[str, Any]", value), ()
+    fields: dict[str, Any] = cast("dict[str, Any]", value)
+    notes: tuple[str, ...] = ()
     inner = fields.get("function")
     call_id = text_of(fields.get("id"))
     if isinstance(inner, dict) and "name" not in fields:
@@ -300,14 +301,16 @@ def read_call(value: JSON, key: str = "arguments", limits: Limits = LIMITS) -> P
     except CallParseError as error:
         error.call_id = call_id
         raise
-    used = next((other for other in (key, "arguments", "parameters") if other in fields), key)
+    used = key
+    if key not in fields:
+        used = next((other for other in ("arguments", "parameters") if other in fields), key)
     try:
         args, more = read_arguments(fields.get(used), limits)
     except CallParseError as error:
         error.tool, error.call_id = name, call_id
         raise
-    alias = () if used == key else ("args_alias",)
-    return PartialCall(name, args, call_id=call_id, notes=(*notes, *more, *alias))
+    alias: tuple[str, ...] = () if used == key else ("args_alias",)
+    return PartialCall(name, args, call_id=call_id, notes=notes + more + alias)
 
 
 def text_of(value: JSON) -> str | None:

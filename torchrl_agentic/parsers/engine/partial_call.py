@@ -35,6 +35,24 @@ class PartialCall:
     span: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
 
+    def parsed(self, index: int) -> ParsedCall:
+        """Return the finished call, once it has an id.
+
+        Args:
+            index: Its index in the message.
+        """
+        assert self.call_id is not None
+        return ParsedCall(
+            self.tool,
+            self.args,
+            self.call_id,
+            self.tag,
+            self.error,
+            index=index,
+            span=self.span,
+            notes=self.notes,
+        )
+
 
 class CallParseError(ValueError):
     """A call is malformed.
@@ -67,7 +85,11 @@ class CallParseError(ValueError):
 
 
 class CallIds:
-    """Ids of one message's calls: the model's own or `call_{turn}_{index}`, without duplicates."""
+    """Ids of one message's calls: the model's own or `call_{turn}_{index}`, without duplicates.
+
+    Args:
+        turn: Number of the turn.
+    """
 
     __slots__ = ("_taken", "_turn")
 
@@ -75,27 +97,17 @@ class CallIds:
         self._turn = turn
         self._taken: dict[str, int] = {}
 
-    def call(self, attempt: PartialCall, index: int) -> ParsedCall:
-        """Return the call with its id.
+    def assign(self, attempt: PartialCall, index: int) -> None:
+        """Set the id of a call.
 
         Args:
-            attempt: The call that was read.
+            attempt: The call that was read; a duplicate id is replaced and noted.
             index: Its index in the message.
         """
         wanted = attempt.call_id or f"call_{self._turn}_{index}"
-        call_id, notes = claim_id(wanted, self._taken), attempt.notes
-        if call_id != wanted:
-            notes = (*notes, "duplicate_id")
-        return ParsedCall(
-            attempt.tool,
-            attempt.args,
-            call_id,
-            attempt.tag,
-            attempt.error,
-            index=index,
-            span=attempt.span,
-            notes=notes,
-        )
+        attempt.call_id = claim_id(wanted, self._taken)
+        if attempt.call_id != wanted:
+            attempt.notes = (*attempt.notes, "duplicate_id")
 
 
 def assign_ids(attempts: Sequence[PartialCall], turn: int) -> tuple[ParsedCall, ...]:
@@ -105,8 +117,10 @@ def assign_ids(attempts: Sequence[PartialCall], turn: int) -> tuple[ParsedCall, 
         attempts: Calls in the order written.
         turn: Number of the turn, for ids of calls that have none.
     """
-    numbering = CallIds(turn)
-    return tuple(numbering.call(attempt, index) for index, attempt in enumerate(attempts))
+    ids = CallIds(turn)
+    for index, attempt in enumerate(attempts):
+        ids.assign(attempt, index)
+    return tuple(attempt.parsed(index) for index, attempt in enumerate(attempts))
 
 
 def call_error(index: int, error: CallParseError, text: str, shape: str, end: int | None = None) -> CallError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
@@ -84,8 +83,8 @@ class Reader:
 
     __slots__ = (
         "_emitted",
+        "_ids",
         "_known",
-        "_numbering",
         "_signs",
         "calls",
         "draft_policy",
@@ -128,7 +127,7 @@ class Reader:
         self.tools = tools
         self.limits = limits
         self.exact = exact or {}
-        self.calls: list[ParsedCall] = []
+        self.calls: list[PartialCall] = []
         self.reasoning: list[str] = []
         self.notes: list[str] = []
         self.events: list[Event] = []
@@ -141,7 +140,7 @@ class Reader:
         self.unclosed_fences: dict[str, int] = {}
         self.suspects: list[int] = []
         self._emitted = 0
-        self._numbering = CallIds(turn)
+        self._ids = CallIds(turn)
         self._known: dict[str, tuple[int, int, int]] = {}
         self._signs: dict[str, tuple[int, int, int]] = {}
 
@@ -175,11 +174,11 @@ class Reader:
             self._judge(attempt, index)
         self.emit_text(start)
         attempt.span = (start, end)
-        call = self._numbering.call(attempt, index)
-        self.calls.append(call)
+        self._ids.assign(attempt, index)
+        self.calls.append(attempt)
         self._emitted = end
         if self.is_live:
-            self.events.append(event_of(call))
+            self.events.append(event_of(attempt.parsed(index)))
 
     def _judge(self, attempt: PartialCall, index: int) -> None:
         if index >= self.limits.calls:
@@ -204,7 +203,7 @@ class Reader:
         """Extend the span of the last call to `end`, over the closer of its section."""
         call = self.calls[-1]
         assert call.span is not None
-        self.calls[-1] = replace(call, span=(call.span[0], end))
+        call.span = (call.span[0], end)
         self._emitted = end
 
     def emit_text(self, end: int) -> None:
@@ -230,14 +229,16 @@ class Reader:
     def result(self, raw: str | Mapping[str, JSON]) -> ParseResult:
         """Return the result of parsing."""
         pieces: list[str] = []
+        calls: list[ParsedCall] = []
         at = 0
-        for call in self.calls:
+        for index, call in enumerate(self.calls):
             assert call.span is not None
+            calls.append(call.parsed(index))
             pieces.append(self.text[at : call.span[0]])
             at = call.span[1]
         text = "".join([*pieces, self.text[at:]]) if pieces else self.text
         reasoning, notes = "".join(self.reasoning), tuple(self.notes)
-        return ParseResult(text, tuple(self.calls), raw, reasoning=reasoning, notes=notes)
+        return ParseResult(text, tuple(calls), raw, reasoning=reasoning, notes=notes)
 
     # Access to the text; methods that return `Incremental` wait for text that has not arrived
 

@@ -210,12 +210,12 @@ class TextStream(Stream):
             self._reader.end()
             finish(self._steps)
             self.last_events = self._taken()
-            read_again_if_reasoning = self._parser.read_again_if_reasoning(self._reader)
-            if read_again_if_reasoning is not self._reader:
+            again = self._parser.read_again_if_reasoning(self._reader)
+            if again is not self._reader:
                 sent = {call.span for call in self._reader.calls}
-                unsent = [call for call in read_again_if_reasoning.calls if call.span not in sent]
-                self.last_events += events_of(unsent)
-                self._reader = read_again_if_reasoning
+                calls = again.result(again.text).calls
+                self.last_events += events_of(call for call in calls if call.span not in sent)
+                self._reader = again
         return self._reader.result(self._reader.text)
 
     def _taken(self) -> list[Event]:

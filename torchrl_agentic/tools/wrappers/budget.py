@@ -40,6 +40,8 @@ class Budget:
     seconds: float | None = None
     max_cost: float | None = None
     bounds: Mapping[str, float] = field(init=False, repr=False)
+    line_format: str = field(init=False, repr=False)
+    """Format of the line about what is left, with one number per bound."""
     by_trajectory: PerTrajectory[Spent] = field(init=False, repr=False, default_factory=PerTrajectory[Spent])
     by_hand: Spent = field(init=False, repr=False, default_factory=_nothing)
     """Use outside of any trajectory."""
@@ -52,19 +54,23 @@ class Budget:
         for name, bound in self.bounds.items():
             if not bound >= 0:
                 raise ValueError(f"a bound must be 0 or more, or None for no bound; got {bound} {name}")
+        items = (f"%.4g of {bound:g} {name}" for name, bound in self.bounds.items())
+        self.line_format = f"[budget left: {', '.join(items)}]"
 
     def exhausted(self, spent: Spent) -> str | None:
         """Return the name of a bound that is reached, or None."""
-        return next((name for name, bound in self.bounds.items() if spent[name] >= bound), None)
+        for name, bound in self.bounds.items():
+            if spent[name] >= bound:
+                return name
+        return None
 
     def left(self, spent: Spent) -> dict[str, JSON]:
         """Return what is left of each bound, as metrics of a result."""
         return {f"{name}_left": max(0, bound - spent[name]) for name, bound in self.bounds.items()}
 
     def line(self, left: Mapping[str, JSON]) -> str:
-        """Return a line that tells the model what is left."""
-        items = (f"{left[f'{name}_left']:.4g} of {bound:g} {name}" for name, bound in self.bounds.items())
-        return f"[budget left: {', '.join(items)}]"
+        """Return a line that tells the model what is left, as `left` returns it."""
+        return self.line_format % tuple(left.values())
 
 
 class Budgeted(Wrapped):

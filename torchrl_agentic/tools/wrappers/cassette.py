@@ -45,6 +45,10 @@ _ERRORS: Mapping[str, type[Exception]] = {
     "stop": StopSignal, "tool": ToolError, "infra": InfrastructureError, "timeout": TimeoutError
 }  # fmt: skip
 _SHOWN, _COMPARED = 200, 200
+_OF_ANY_DEPTH = ("meta", "metrics", "detail")
+"""Values of an outcome that come from the tool as they are."""
+_LINE_LEVELS = 2
+"""Number of mappings around these values in a line."""
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 Arguments: TypeAlias = Mapping[str, JSON]
@@ -94,14 +98,23 @@ class Entry:
 
     def line(self) -> bytes:
         """Return the line of the entry; `meta`, metrics and details that are not JSON are left out."""
-        head = {"schema_version": SCHEMA_VERSION, "trajectory": self.trajectory, "tool": self.tool}
-        data: dict[str, Any] = {**head, "id": self.call_id, "seconds": self.seconds, **self.data}
+        data: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "trajectory": self.trajectory,
+            "tool": self.tool,
+            "id": self.call_id,
+            "seconds": self.seconds,
+            **self.data,
+        }
+        outcome: dict[str, Any] = data.get("result", data.get("error", {}))
         try:
-            count_values(data, max_depth=MAX_LINE_DEPTH)
+            for name in _OF_ANY_DEPTH:
+                if name in outcome:
+                    count_values(outcome[name], max_depth=MAX_LINE_DEPTH - _LINE_LEVELS)
             text = _encode(data)
         except (ValueError, TypeError, RecursionError):
-            for name in ("meta", "metrics", "detail"):
-                data.get("result", data.get("error", {})).pop(name, None)
+            for name in _OF_ANY_DEPTH:
+                outcome.pop(name, None)
             logger.warning("call %r: meta, metrics or detail is not JSON and is not recorded", self.call_id)
             text = _encode(data)
         return f'{text[:-1]},"args":{self.args or "null"}}}\n'.encode()
@@ -401,14 +414,20 @@ def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
         fields: dict[str, JSON] = {
             "status": str(outcome.status),
             "parts": [_part_to_json(part) for part in outcome.parts],
-            "stop": outcome.stop or None,
-            "reward": outcome.reward,
-            "meta": None if outcome.meta is None else dict(outcome.meta),
-            "metrics": None if outcome.metrics is None else dict(outcome.metrics),
-            "timing": None if timing is None else [timing.start, timing.queue_s, timing.run_s],
-            "notes": list(outcome.notes) or None,
         }
-        return {"result": {name: value for name, value in fields.items() if value is not None}}
+        if outcome.stop:
+            fields["stop"] = True
+        if outcome.reward is not None:
+            fields["reward"] = outcome.reward
+        if outcome.meta is not None:
+            fields["meta"] = dict(outcome.meta)
+        if outcome.metrics is not None:
+            fields["metrics"] = dict(outcome.metrics)
+        if timing is not None:
+            fields["timing"] = [timing.start, timing.queue_s, timing.run_s]
+        if outcome.notes:
+            fields["notes"] = list(outcome.notes)
+        return {"result": fields}
     kind = next((kind for kind, known in _ERRORS.items() if isinstance(outcome, known)), "crash")
     error: dict[str, JSON] = {"kind": kind, "type": type(outcome).__name__, "text": str(outcome)}
     if isinstance(outcome, ToolError):
@@ -431,15 +450,16 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 
 
 def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
+    if isinstance(part, TextPart):
+        return {"text": part.text}
     if isinstance(part, ImagePart | VideoPart):
         return {part.kind: base64.b64encode(part.data).decode(), "media_type": part.media_type}
     if isinstance(part, FileRefPart):
         return {"file_ref": part.path, "media_type": part.media_type}
     text = str(part)
-    if isinstance(part, JsonPart):
-        with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
-            if str(JsonPart(value := read_json(text))) == text:
-                return {"json": value}
+    with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
+        if str(JsonPart(value := read_json(text))) == text:
+            return {"json": value}
     return {"text": text}
 
 
