@@ -4,6 +4,10 @@ If messages were TensorDicts, each copy that TorchRL makes of a batch would cost
 is a `ValueStack` of messages: the TensorDict of a message is made only when something reads it.
 """
 
+# TensorDict and TorchRL have no types to check against. This module replaces private methods of tensordict.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import functools
@@ -131,6 +135,10 @@ class Conversation(ValueStack[StoredMessage]):
     changes.
     """
 
+    @staticmethod
+    def _read_item(item: Any) -> StoredMessage:
+        return message_of(item)
+
     @classmethod
     def of(cls, messages: Iterable[Mapping[str, Any]], device: torch.device | None = None) -> Conversation:
         """Return a conversation.
@@ -171,7 +179,7 @@ class Conversation(ValueStack[StoredMessage]):
         messages[index] = _stored(message)
         return self.around(messages, self._device)
 
-    def _get_str(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
+    def _get_str(self, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Return a field of all messages, without making the messages."""
         if key not in self._known_keys()[0] or self._device is not None:
             return super()._get_str(key, default, **options)
@@ -326,6 +334,3 @@ def _entry(value: Any) -> NonTensorData:
 def _shared_entry(value: Any) -> NonTensorData:
     """Return NonTensorData that all messages share: roles and flags are half the cost of a message."""
     return NonTensorData(value)
-
-
-Conversation._read_item = staticmethod(message_of)

@@ -4,6 +4,10 @@ Rows differ in length, so no tensor can hold a batch of them. `TokenRows` holds 
 rest of the batch stays a dense TensorDict: TorchRL copies it once instead of once per row.
 """
 
+# TensorDict and TorchRL have no types to check against. This module replaces private methods of tensordict.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +100,11 @@ class TokenRow:
 class TokenRows(ValueStack[TokenRow]):
     """The ragged tensors of a batch under one key, [B], as one immutable value."""
 
-    def _get_str(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
+    @staticmethod
+    def _read_item(item: Any) -> TokenRow:
+        return row_of(item)
+
+    def _get_str(self, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Return a tensor of all rows: stacked if they are equally long, else as the options say."""
         if key not in self._known_keys()[0]:
             return super()._get_str(key, default, **options)
@@ -242,6 +250,3 @@ def ragged_spec(
         name: Unbounded(shape=ragged, dtype=dtype, device=device) for name, dtype in names.items()
     }
     return Composite(entries, shape=shape, device=device, step_mdp_static=True)
-
-
-TokenRows._read_item = staticmethod(row_of)

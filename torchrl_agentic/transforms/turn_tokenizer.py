@@ -207,7 +207,7 @@ class TurnTokenizer(Transform):
     def _post_step_mdp_hooks(
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Hold tokens that a policy of TorchRL wrote as our own policies do; its form breaks `torch.where`."""
+        """Hold tokens that a policy of TorchRL wrote as `TokenRows`; their own form breaks `torch.where`."""
         for key in ("tokens", "masks", "log_probs"):
             as_token_rows(tensordict, key)
         return tensordict, tensordict_

@@ -8,10 +8,15 @@ The class overrides methods of tensordict, private ones among them. `test/transf
 what TorchRL does with them, against the version of tensordict that is installed.
 """
 
+# TensorDict and TorchRL have no types to check against. This module replaces private methods of tensordict.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+# pyright: reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -66,7 +71,6 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     _values: tuple[T, ...]
     _made: list[TensorDictBase] | None
     _keys: tuple[frozenset[str], frozenset[str]] | None
-    _read_item: ClassVar[Callable[[Any], Any]]
 
     def __new__(cls, *items: TensorDictBase, stack_dim: int = 0, **options: Any) -> Any:
         """Return a stack of values if the items are of batch size []; otherwise an ordinary stack of them."""
@@ -76,6 +80,11 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
 
     def __init__(self, *items: TensorDictBase, device: Any = None, **_: Any) -> None:
         self._assign(tuple(map(self._read_item, items)), items[0].device if items else device)
+
+    @staticmethod
+    def _read_item(item: Any) -> Any:
+        """Return the value of an item that TorchRL made, a TensorDict or TensorClass of batch size []."""
+        raise NotImplementedError
 
     @classmethod
     def around(cls, values: Iterable[T], device: torch.device | None = None) -> Self:
@@ -158,8 +167,8 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     def _known_keys(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the keys that all items have, and those that some item has."""
         if self._keys is None:
-            kinds = {one.keys_shown() for one in self._values} or {frozenset[str]()}
-            self.__dict__["_keys"] = frozenset.intersection(*kinds), frozenset.union(*kinds)
+            kinds: set[frozenset[str]] = {one.keys_shown() for one in self._values} or {frozenset()}
+            self.__dict__["_keys"] = frozenset[str].intersection(*kinds), frozenset[str].union(*kinds)
         return cast("Any", self._keys)
 
     def _key_list(self) -> list[str]:
@@ -225,7 +234,7 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
             self._lock_parents_weakrefs = self._lock_parents_weakrefs + lock_parents_weakrefs
 
     def _propagate_unlock(self) -> list[Any]:
-        self._is_locked = None
+        self._is_locked: Any = None
         return []
 
     def is_shared(self) -> bool:
