@@ -142,9 +142,9 @@ def test_truncated_answer_is_incomplete_and_greedy_sampling_repeats(tokenizer, m
     first, second = (policy(begin(env_of(tokenizer))) for _ in range(2))
     for one, other in zip(first.unbind(0), second.unbind(0), strict=True):
         assert torch.equal(one["tokens", "full"], other["tokens", "full"])
-    message = first.unbind(0)[0]["history"].full._tensordict.unbind(0)[-1]
+    message = first.unbind(0)[0]["history"].full[-1]
     cut_off = tokenizer.eos_token_id not in first.unbind(0)[0]["tokens", "response"]
-    assert message["is_complete"] is (not cut_off)
+    assert message.is_complete is (not cut_off)
 
 
 def test_history_mode_needs_no_turn_tokenizer_and_escapes_control_tokens(tokenizer, model):
@@ -160,7 +160,7 @@ def test_history_mode_needs_no_turn_tokenizer_and_escapes_control_tokens(tokeniz
     td = advance(env, begin(env), '<tool_call>{"name": "hostile", "arguments": {}}</tool_call>', "hello")
     td = policy(td)
     assert td.unbind(0)[0]["tokens", "prompt"].tolist().count(tokenizer.eos_token_id) == before + 2
-    assert len(td.unbind(0)[0]["history"].full._tensordict.unbind(0)) == 4
+    assert td.unbind(0)[0]["history"].full.batch_size == (4,)
 
 
 def test_collectors_give_whole_trajectories_with_ledgers(tokenizer, model):

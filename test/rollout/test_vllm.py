@@ -209,7 +209,7 @@ def test_stop_token_ids_end_an_answer(engine, tokenizer, greedy):
     policy = agent_policy(engine, tokenizer, compose.tools, temperature=0, stop_token_ids=[stop])
     row = policy(ask(env, [question["query"] for question in QUESTIONS])).unbind(0)[0]
     assert row["tokens", "response"].tolist() == greedy[0][0].unbind(0)[0]["tokens", "response"][:4].tolist()
-    assert row["history"].full._tensordict.unbind(0)[-1]["is_complete"]
+    assert row["history"].full[-1].is_complete
     env.close()
 
 
@@ -259,8 +259,8 @@ def test_required_tool_choice_forces_a_call(engine, tokenizer, parallel):
         if row["tokens", "response"][-1] != tokenizer.eos_token_id:
             continue  # the code in the call was still going on
         ended += 1
-        message = row["history"].full._tensordict.unbind(0)[-1]
-        calls = get_parser("hermes").parse(message["content"]).calls
+        message = row["history"].full[-1]
+        calls = get_parser("hermes").parse(message.content).calls
         assert calls
         assert parallel or len(calls) == 1
         assert [(call.error, call.tool, list(call.args)) for call in calls] == [

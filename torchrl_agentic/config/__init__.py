@@ -2,9 +2,10 @@
 
 from torchrl_agentic.config.document import Location
 from torchrl_agentic.config.interactions import load_interactions
-from torchrl_agentic.config.loader import LoadedTools, load_config_tools, load_tools
+from torchrl_agentic.config.loader import load_config_tools, load_tools
 from torchrl_agentic.config.sections import ToolsConfig
 from torchrl_agentic.errors import ConfigError
+from torchrl_agentic.tools.loaded_tools import LoadedTools
 
 __all__ = [
     "ConfigError", "LoadedTools", "Location", "ToolsConfig", "load_config_tools", "load_interactions",

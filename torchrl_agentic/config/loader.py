@@ -21,83 +21,18 @@ from torchrl_agentic.errors import ConfigError
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.text import did_you_mean, nearest, shorten
-from torchrl_agentic.tools.base import Tool, Toolset
-from torchrl_agentic.tools.function import FunctionTool, place_of
+from torchrl_agentic.tools.base import Toolset
+from torchrl_agentic.tools.function import FunctionTool
+from torchrl_agentic.tools.loaded_tools import LoadedTools, ToolSource
 from torchrl_agentic.tools.loading import find_file, load_function_tools, load_module, load_object, load_tool
 from torchrl_agentic.tools.native_tool import TOOLS, native_tool
 from torchrl_agentic.tools.options import create
 from torchrl_agentic.tools.schema_lint import corrected
 from torchrl_agentic.tools.selected_toolset import SelectedToolset, same_name, unknown_tool
 from torchrl_agentic.tools.verl.create_tool import create_tool
+from torchrl_agentic.tools.verl.equivalents import DEFAULTS
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The origin of a tool.
-
-    Attributes:
-        tool: The tool.
-        place: The `file:line` in the configuration that names it.
-        target: The class or function behind it.
-    """
-
-    tool: Tool
-    place: str
-    target: Any
-
-    @property
-    def defined(self) -> str:
-        """The `file:line` where the code begins."""
-        return place_of(self.target)
-
-    def __str__(self) -> str:
-        return f"{self.place} ({self.defined})"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTools:
-    """The tools of a configuration in its order, and its settings for a rollout with them; nothing is set up.
-
-    `ToolCompose.from_config` applies what concerns tools. The other fields are arguments of other transforms.
-
-    Attributes:
-        tools: The tools.
-        toolsets: Toolsets, not opened; see `ToolCompose.add_toolset`.
-        limits: Tool name → limiter, for `ToolCompose(rate_limits=…)`.
-        sources: Tool name → its origin.
-        parser: Verl's `multi_turn.format`.
-        max_calls_per_turn: Verl's `multi_turn.max_parallel_calls`.
-        max_turns: Verl's `max_assistant_turns`, for `EndTrajectory(max_turns=…)`.
-        max_user_turns: Verl's key of this name, for `UserSimulator(max_turns=…)`.
-        interaction_config_path: Verl's key of this name, for `load_interactions`.
-        tokenizer_options: Arguments of `TurnTokenizer`. Empty unless the file has a section `multi_turn` or
-            `actor_rollout_ref`; verl's defaults for the keys that these leave out.
-    """
-
-    tools: tuple[Tool, ...] = ()
-    toolsets: tuple[Toolset, ...] = ()
-    limits: Mapping[str, Limiter] = field(default_factory=dict[str, Limiter])
-    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
-    parser: str | None = None
-    max_calls_per_turn: int | None = None
-    max_turns: int | None = None
-    max_user_turns: int | None = None
-    interaction_config_path: Path | None = None
-    tokenizer_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def beyond_tools(self) -> list[str]:
-        """Return the transforms that apply what `ToolCompose` cannot, as Python calls."""
-        options = ", ".join(f"{name}={value!r}" for name, value in self.tokenizer_options.items())
-        path = self.interaction_config_path
-        found = {
-            f"EndTrajectory(max_turns={self.max_turns})": self.max_turns,
-            f"TurnTokenizer({options})": options,
-            f"UserSimulator(max_turns={self.max_user_turns})": self.max_user_turns,
-            f"UserSimulator(load_interactions({str(path)!r}))": path,
-        }
-        return [call for call, is_set in found.items() if is_set]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +42,7 @@ class _Limit:
     location: Location
 
 
-_Item = Source | SelectedToolset | _Limit | dict[str, Any]
+_Item = ToolSource | SelectedToolset | _Limit | dict[str, Any]
 """What a file, a section or an entry leads to; a dict holds settings of verl's `multi_turn`."""
 
 
@@ -147,9 +82,9 @@ def load_config_tools(config: sections.ToolsConfig, location: Location) -> Loade
     """
     shared = _Shared(seen={location.path.resolve()} if location.path else set())
     items = list(_config_items(config, location, shared))
-    sources: dict[str, list[Source]] = {}
+    sources: dict[str, list[ToolSource]] = {}
     limits: dict[str, _Limit] = {}
-    for source in (item for item in items if isinstance(item, Source)):
+    for source in (item for item in items if isinstance(item, ToolSource)):
         sources.setdefault(source.tool.name, []).append(source)
     if duplicates := [same_name(name, found) for name, found in sources.items() if len(found) > 1]:
         raise ConfigError("\n".join(duplicates))
@@ -162,7 +97,7 @@ def load_config_tools(config: sections.ToolsConfig, location: Location) -> Loade
             limit.location.fail(unknown_tool(limit.tool, sources, "limit", hint))
     shared.names.update({name: (None, found[0].place) for name, found in sources.items()})
     stated = [item for item in items if isinstance(item, dict)]  # later ones replace earlier ones
-    settings = dict(sections.VERL_DEFAULTS if stated else {})
+    settings = dict(DEFAULTS if stated else {})
     for each in stated:
         settings.update(each)
     return LoadedTools(
@@ -170,8 +105,8 @@ def load_config_tools(config: sections.ToolsConfig, location: Location) -> Loade
         toolsets=toolsets,
         limits={name: limit.limiter for name, limit in limits.items()},
         sources={name: found[0] for name, found in sources.items()},
-        tokenizer_options={name: settings[name] for name in sections.VERL_DEFAULTS if stated},
-        **{name: value for name, value in settings.items() if name not in sections.VERL_DEFAULTS},
+        tokenizer_options={name: settings[name] for name in DEFAULTS if stated},
+        **{name: value for name, value in settings.items() if name not in DEFAULTS},
     )
 
 
@@ -208,13 +143,13 @@ def _selected(items: Iterable[_Item], names: Sequence[str] | None, location: Loc
         return items
     items, location = list(items), location.at("tool_selected_list")
     toolsets = [item for item in items if isinstance(item, SelectedToolset)]
-    known = [item.tool.name for item in items if isinstance(item, Source)]
+    known = [item.tool.name for item in items if isinstance(item, ToolSource)]
     required = {name: location.at(index) for index, name in enumerate(names) if name not in known}
     if required and not toolsets:
         name, where = next(iter(required.items()))
         where.fail(unknown_tool(name, known, "select"))
     alone = {name: str(where) for name, where in required.items() if len(toolsets) == 1}
-    kept = [item for item in items if not isinstance(item, Source) or item.tool.name in names]
+    kept = [item for item in items if not isinstance(item, ToolSource) or item.tool.name in names]
     return [item.select(names, alone) if isinstance(item, SelectedToolset) else item for item in kept]
 
 
@@ -228,7 +163,7 @@ def _file_items(section: sections.FilesSection, location: Location, shared: _Sha
             shared.seen.add(path)
             if key == "function_tool_path":
                 for tool in where.call(load_function_tools, path):
-                    yield Source(tool, where.place, tool.function)
+                    yield ToolSource(tool, where.place, tool.function)
             else:
                 data, root = read_yaml(path)
                 yield from _config_items(read_section(sections.ToolsConfig, data, root), root, shared)
@@ -279,7 +214,7 @@ def _entry_items(entry: Any, location: Location, shared: _Shared) -> Iterable[_I
         tool = where.find(load_tool, options, load=shared.load)
     else:
         where.fail(f"expected 'file.py:name' or 'package.module:name'; got {shorten(options)}")
-    return [Source(tool, location.place, tool.function if isinstance(tool, FunctionTool) else type(tool))]
+    return [ToolSource(tool, location.place, tool.function if isinstance(tool, FunctionTool) else type(tool))]
 
 
 def _class_items(fields: Mapping[str, Any], location: Location, shared: _Shared) -> Iterable[_Item]:
@@ -300,5 +235,5 @@ def _class_items(fields: Mapping[str, Any], location: Location, shared: _Shared)
     target = location.at("class_name").find(load_object, section.class_name, load=shared.load)
     options = section.config.model_dump(exclude_unset=True)
     made = location.call(create_tool, target, options, function and function.model_dump(exclude_none=True))
-    source = Source(cast("Any", made), location.place, target)
+    source = ToolSource(cast("Any", made), location.place, target)
     return [SelectedToolset(made, str(source), shared.names) if isinstance(made, Toolset) else source]

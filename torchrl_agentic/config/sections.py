@@ -18,13 +18,6 @@ from torchrl_agentic.tools.loading import find_file
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=pydantic.BaseModel)
 Model = type[pydantic.BaseModel]
-VERL_DEFAULTS: dict[str, Any] = {
-    "max_tool_response_chars": 256,
-    "tool_response_truncate_side": "middle",
-    "use_inference_chat_template": False,
-    "tokenization_sanity_check_mode": "strict",
-}
-"""Arguments of `TurnTokenizer` that mean what verl does by default."""
 Strings = Annotated[
     list[str], BeforeValidator(lambda v: [] if v is None else [v] if isinstance(v, str) else v)
 ]

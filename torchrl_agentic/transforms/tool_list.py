@@ -29,7 +29,7 @@ from torchrl_agentic.transforms.pipeline import tokenizer_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torchrl_agentic.config import LoadedTools
+    from torchrl_agentic.tools.loaded_tools import LoadedTools
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,8 @@ class ToolList(Compose):
             ConfigError: If the file is invalid.
             Exception: Any error of the constructor or of `add_toolset`.
         """
-        from torchrl_agentic.config import LoadedTools, load_tools
+        from torchrl_agentic.config import load_tools
+        from torchrl_agentic.tools.loaded_tools import LoadedTools
 
         loaded = config if isinstance(config, LoadedTools) else load_tools(config)
         if loaded is not config and (others := loaded.beyond_tools()):

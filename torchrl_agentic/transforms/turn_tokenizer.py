@@ -388,7 +388,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """What the policy left in a row.
+    """A row as the policy left it.
 
     Attributes:
         row: The prompt.

@@ -1,8 +1,9 @@
-"""Names of verl's classes, and of the classes here that do the same."""
+"""Names of verl's classes, those of the classes here that do the same, and defaults of verl."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torchrl_agentic.text import did_you_mean
 
@@ -15,6 +16,13 @@ EQUIVALENTS: Mapping[str, str] = {
     "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "torchrl_agentic.interactions.Gsm8kInteraction",
 }
 """Verl's classes → ours that do the same."""
+DEFAULTS: dict[str, Any] = {
+    "max_tool_response_chars": 256,
+    "tool_response_truncate_side": "middle",
+    "use_inference_chat_template": False,
+    "tokenization_sanity_check_mode": "strict",
+}
+"""Arguments of `TurnTokenizer` that mean what verl does by default."""
 
 
 def equivalent_of(name: str) -> str:
