@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).parent
+# Tests import `helpers`, `fakes`, and the programs of `examples` and `scripts` that they check.
+sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
 SLOW = (
     "sandbox",
     "tools/test_sandbox_fusion.py",
