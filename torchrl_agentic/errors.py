@@ -54,6 +54,10 @@ class SandboxError(InfrastructureError):
     """
 
 
+class SchemaValidationError(ValueError):
+    """Arguments do not fit a schema; the message names the argument, its value and what is expected."""
+
+
 class MissingExtra(ImportError):
     """An optional dependency is not installed; the message names the pip command that installs it.
 

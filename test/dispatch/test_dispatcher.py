@@ -369,7 +369,7 @@ async def test_ids_are_unique_over_turns_and_the_same_in_equal_runs():
         session = Dispatcher().session("t")
         found: list[str] = []
         for turn in (["a", "b"], ["a", "a_2", "c"], ["a"]):
-            found += [call.call_id for call in session.unique([_call("x", name) for name in turn])]
+            found += [call.call_id for call in session.begin_turn([_call("x", name) for name in turn])]
         return found
 
     assert len(set(ids())) == 6

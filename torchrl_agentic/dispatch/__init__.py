@@ -1,6 +1,6 @@
 """From parsed calls to results, in plain asyncio: look up, validate, order, limit and run, under deadlines.
 
-A message takes this way: `Dispatcher.run` → `TurnRun.start` → `resolve` → `dependencies` → `Session.live` →
+A message takes this way: `Dispatcher.run` → `resolve` → `TurnRun.start` → `dependencies` → `Session.live` →
 the tool.
 """
 

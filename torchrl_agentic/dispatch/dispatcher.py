@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from torchrl_agentic.dispatch.resolve import BoundTool
+from torchrl_agentic.dispatch.resolve import BoundTool, resolve
 from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import Outages, TurnOptions, TurnRun
@@ -16,7 +16,7 @@ from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
-from torchrl_agentic.tools.schema import Schema, Validator
+from torchrl_agentic.tools.schema_simplify import Schema
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 logger = logging.getLogger(__name__)
@@ -148,6 +148,10 @@ class Dispatcher:
         return tool
 
     def _bind(self, tool: Tool, limiter: Limiter | None, world: Toolset | None) -> BoundTool:
+        from torchrl_agentic.tools.schema import (
+            Validator,  # the compiler of schemas is loaded with the first tool
+        )
+
         try:
             validator = Validator(tool.input_schema)
         except ValueError as error:
@@ -202,7 +206,7 @@ class Dispatcher:
         """Run one turn of several trajectories at once.
 
         Args:
-            batch: (session, calls, state) of each trajectory.
+            batch: (session, calls, state) of each trajectory; `Session.begin_turn` has returned the calls.
 
         Returns:
             The results of each trajectory, in the order of `batch` and of its calls.
@@ -221,16 +225,21 @@ class Dispatcher:
 
         self._sessions.update(session for session, _, _ in batch)
         outages = Outages()
-        options = TurnOptions(
-            self.bound,
-            self._threads,
-            self.per_call_timeout,
-            self.per_turn_timeout,
-            self.validate_inputs,
-            self.max_calls_per_turn,
-            self.compose,
-        )
-        runs = [TurnRun(options, session, calls, state, finished, outages) for session, calls, state in batch]
+        options = TurnOptions(self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose)
+        runs: list[TurnRun] = []
+        for session, calls, state in batch:
+            resolved = [
+                resolve(
+                    call,
+                    index,
+                    self.bound,
+                    allowed=session.allowed,
+                    max_calls=self.max_calls_per_turn,
+                    validate=self.validate_inputs,
+                )
+                for index, call in enumerate(calls)
+            ]
+            runs.append(TurnRun(options, session, calls, resolved, state, finished, outages))
         open_runs = len(runs) + 1
         for run in runs:
             run.start()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torchrl_agentic.dispatch import model_messages
+from torchrl_agentic.errors import SchemaValidationError
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset
-from torchrl_agentic.tools.schema import SchemaValidationError, Validator
+
+if TYPE_CHECKING:
+    from torchrl_agentic.tools.schema import Validator
 
 
 @dataclass(frozen=True, slots=True)

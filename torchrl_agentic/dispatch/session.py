@@ -22,7 +22,7 @@ from torchrl_agentic.tools.base import (
     world_name,
 )
 from torchrl_agentic.tools.row_data import NO_DATA, RowData, check_names
-from torchrl_agentic.tools.schema import Schema
+from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -203,6 +203,7 @@ class Session:
         Returns:
             One result per call, in the order of the calls.
         """
+        self._choose_tools()
         return (await self.dispatcher.run([(self, calls, state)]))[0]
 
     async def open(self, tools: Sequence[Tool]) -> list[tuple[Tool, ToolResult]]:
@@ -265,7 +266,27 @@ class Session:
             await asyncio.gather(*(session.close() for session in into))
             raise
 
-    def begin_turn(self) -> None:
+    def take_reward(self) -> float:
+        """Return the sum of the tools' final rewards, and clear them, so that they count once."""
+        rewards, self.rewards = self.rewards, {}
+        return sum(rewards.values())
+
+    def begin_turn(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
+        """Choose the tools of this turn, and return its calls with ids that are unique in the trajectory.
+
+        Args:
+            calls: Calls of the message; later duplicates of an id get a suffix.
+        """
+        self._choose_tools()
+        unique: list[ParsedCall] = []
+        for call in calls:
+            call_id = claim_id(call.call_id, self._ids)
+            if call_id != call.call_id:
+                call = replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
+            unique.append(call)
+        return tuple(unique)
+
+    def _choose_tools(self) -> None:
         """Set `allowed` for this turn: the tools that the callback returns, or else those of the data set.
 
         A callback that raises, or that names an unknown tool, is logged; after an exception the data set
@@ -283,21 +304,6 @@ class Session:
         except Exception as error:
             where = f"(trajectory {self.trajectory}, turn {self.turn})"
             logger.error("tool_selection: %s %s", error, where, exc_info=not isinstance(error, ValueError))
-
-    def take_reward(self) -> float:
-        """Return the sum of the tools' final rewards, and clear them, so that they count once."""
-        rewards, self.rewards = self.rewards, {}
-        return sum(rewards.values())
-
-    def unique(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
-        """Return the calls with ids that are unique in this trajectory; later duplicates get a suffix."""
-        unique: list[ParsedCall] = []
-        for call in calls:
-            call_id = claim_id(call.call_id, self._ids)
-            if call_id != call.call_id:
-                call = replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
-            unique.append(call)
-        return tuple(unique)
 
     async def close(self) -> None:
         """Close everything that is open, after cancelled calls have had a second to end."""

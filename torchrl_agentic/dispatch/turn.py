@@ -7,13 +7,13 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.model_messages import encodable_result
-from torchrl_agentic.dispatch.resolve import BoundTool, Ready, resolve
+from torchrl_agentic.dispatch.resolve import BoundTool, Ready, Refusal
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.limits import Slot
 from torchrl_agentic.limits.base import LOST
@@ -167,12 +167,9 @@ class _Entry:
 class TurnOptions:
     """Options of a dispatcher that hold for the turns it runs; see `Dispatcher` for their meaning."""
 
-    tools: Mapping[str, BoundTool]
     threads: Threads
     per_call_timeout: float | None
     per_turn_timeout: float | None
-    validate_inputs: bool
-    max_calls: int | None
     compose: Any
 
 
@@ -183,6 +180,7 @@ class TurnRun:
         options: Options of the dispatcher.
         session: The trajectory.
         calls: Calls of the message, in the order the model wrote them.
+        resolved: What `resolve` made of each call.
         state: View of the environment's row, for tools with `wants_state`.
         finished: Called once, when every call has its result.
         outages: Collects the INFRA results of the step.
@@ -193,19 +191,20 @@ class TurnRun:
         options: TurnOptions,
         session: Session,
         calls: Sequence[ParsedCall],
+        resolved: Sequence[Ready | Refusal],
         state: Any,
         finished: Callable[[], None],
         outages: Outages,
     ) -> None:
         self._options = options
         self._session = session
+        self._resolved = resolved
         self._state = state
         self._finished = finished
         self._outages = outages
         self._loop = asyncio.get_running_loop()
         self._entries = [_Entry(call) for call in calls]
         self._open = len(self._entries)
-        session.begin_turn()
         self._turn = session.turn
         self._started_at = self._loop.time()
         self._started = time.time()
@@ -217,16 +216,7 @@ class TurnRun:
             self._finished()
             return
         runnable, effects = list[_Entry](), list[Effects]()
-        options = self._options
-        for number, entry in enumerate(self._entries):
-            resolved = resolve(
-                entry.call,
-                number,
-                options.tools,
-                allowed=self._session.allowed,
-                max_calls=options.max_calls,
-                validate=options.validate_inputs,
-            )
+        for entry, resolved in zip(self._entries, self._resolved, strict=True):
             if isinstance(resolved, Ready):
                 entry.ready = resolved
                 runnable.append(entry)

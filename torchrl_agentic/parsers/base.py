@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from typing import Any, ClassVar, Literal, Protocol, Self, cast
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import (
     JSON,
+    CallError,
     Content,
     Fields,
+    Message,
     ParsedCall,
     ParseResult,
     TextPart,
@@ -34,6 +37,8 @@ from torchrl_agentic.parsers.streaming import Stream, WholeStream
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+logger = logging.getLogger(__name__)
 
 Tools = Iterable[Tool | Fields] | Mapping[str, Fields]
 """Tools: `Tool` objects, their specs as API servers take them, or JSON Schemas of the input by name."""
@@ -386,3 +391,31 @@ def require_name(call: ParsedCall) -> None:
 def message_text(response: str | Mapping[str, JSON]) -> str:
     """Return all text of a message, a string or a mapping."""
     return response if isinstance(response, str) else content_text(cast("Content", response.get("content")))
+
+
+def parse_message(
+    parser: ToolCallParser, message: Message, *, tools: Tools, turn: int, trajectory: str
+) -> ParseResult:
+    """Read the calls of a message. An incomplete message has none; a parser that raises yields one error.
+
+    Args:
+        parser: The parser.
+        message: A message of any role; only the assistant's can contain calls.
+        tools: Tools that may be called, for parsers of untyped values.
+        turn: Number of the turn, for the ids of calls.
+        trajectory: Name of the trajectory, for log lines.
+    """
+    if message.role != "assistant" or not message.is_complete:
+        return ParseResult(message.text, (), message.text)
+    response: Any = message.content
+    if message.tool_calls or not isinstance(response, str):
+        response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
+    try:
+        found: Any = parser.parse(response, tools=tools, turn=turn)  # adapted ones have classes of their own
+        if isinstance(found, ParseResult):
+            return found
+        return ParseResult(str(found.text), tuple(found.calls), response)
+    except Exception as error:
+        logger.exception("parser %r crashed (trajectory %s)", parser, trajectory)
+        reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
+        return ParseResult(message.text, (ParsedCall("", {}, f"call_{turn}_0", error=reason),), "")

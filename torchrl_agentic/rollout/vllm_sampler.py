@@ -18,8 +18,7 @@ from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.parsers.base import Tools
-from torchrl_agentic.transforms.specs import ROOM, TOKENS_LEFT
-from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
+from torchrl_agentic.transforms.token_rows import ROOM, TOKENS_LEFT, TokenRow, read_rows, write_rows
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 _FORBID = -100.0

@@ -16,6 +16,7 @@ import docstring_parser
 import jsonschema_rs
 import pydantic
 
+from torchrl_agentic.errors import SchemaValidationError
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values, is_flat, shorten
 from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
@@ -40,10 +41,6 @@ _DECLARING = frozenset((
     "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
 ))  # fmt: skip
 """Keywords of a schema whose "properties" and "required" name all its properties."""
-
-
-class SchemaValidationError(ValueError):
-    """Arguments do not fit a schema; the message names the argument, its value and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)

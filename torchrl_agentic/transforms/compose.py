@@ -21,6 +21,7 @@ from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.parsers import ToolCallParser
+from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.records import Recorders, as_hook
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -30,11 +31,8 @@ from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, visib
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stepped
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import (
-    EOS_STRINGS,
     RowTurn,
     as_record,
-    parse,
-    read_turn,
     render,
     run_turns,
 )
@@ -120,7 +118,7 @@ class ToolCompose(ToolList):
         tool_selection: ToolSelection | None = None,
         report_calls: bool = False,
         recorder: Recorders = None,
-        eos_strings: Sequence[str] = EOS_STRINGS,
+        eos_strings: Sequence[str] = border.EOS_STRINGS,
         tokenizer: Any = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -176,12 +174,19 @@ class ToolCompose(ToolList):
                 rows[index] = before[index]
                 continue
             lengths = len(before[index]), len(written[index])
-            rows[index], message = read_turn(rows[index], *lengths, self.eos_strings)
+            rows[index], message = border.read_turn(rows[index], *lengths, self.eos_strings)
             session = self._rows.session(index)
             if session.turn == 0:
                 has_worlds = self._has_worlds
                 session.data = completed(session.data, self._tools, tensordict, index, has_worlds=has_worlds)
-            turns.append(RowTurn(index, session, message, parse(self.parser, message, session)))
+            parsed = parse_message(
+                self.parser,
+                message,
+                tools=self._rows.dispatcher.schemas,
+                turn=session.turn,
+                trajectory=session.trajectory,
+            )
+            turns.append(RowTurn(index, session, message, parsed))
         if calling := [turn for turn in turns if turn.parsed.calls]:
             views = self._pass_state and any(tool.wants_state for tool in self._tools)
             states = [visible_state(tensordict, turn.row) if views else None for turn in calling]

@@ -16,11 +16,11 @@ from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.pipeline import beside, stepped
 from torchrl_agentic.transforms.specs import (
     mark_ended,
-    out_of_room,
     spec_with_truncated,
     truncate,
     with_truncated,
 )
+from torchrl_agentic.transforms.token_rows import out_of_room
 
 
 class EndTrajectory(Transform):

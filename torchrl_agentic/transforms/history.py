@@ -12,6 +12,7 @@ A conversation is a `Conversation`, an immutable value; a batch of them is a laz
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import tensordict
@@ -19,8 +20,22 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torchrl.data.llm import History
 
+from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.conversation import Conversation, message_of
 from torchrl_agentic.transforms.value_stack import is_flat_stack, items_of, nested
+
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+)
+"""Strings that are cut off the end of a message: engines may leave the end-of-sequence token in the text."""
 
 
 class AgentHistory(History):
@@ -170,6 +185,51 @@ def set_prompts(td: TensorDictBase, rows: Sequence[Conversation]) -> None:
     history = td.get("history")
     inner(history).set("prompt", AgentHistory.of(rows, td.batch_size))
     td.set("history", history)
+
+
+def read_turn(
+    conversation: Conversation, known: int, written: int, eos_strings: Sequence[str]
+) -> tuple[Conversation, Message]:
+    """Read the last message, and repair the messages that the policy wrote.
+
+    Turns of other roles that the model invented after its own are removed, and end-of-sequence strings are
+    cut off, because the next prompt would contain them twice. Messages that other transforms appended stay.
+
+    Args:
+        conversation: The conversation after the policy, [L].
+        known: Number of messages in the prompt of the policy.
+        written: Number of messages after the policy, before other transforms.
+        eos_strings: Strings to cut off.
+
+    Returns:
+        The repaired conversation, and its last message.
+    """
+    messages = conversation.messages
+    if written > known + 1 and messages[known].read().role == "assistant":
+        messages = [*messages[: known + 1], *messages[written:]]
+        conversation = Conversation.of(messages)
+    message = messages[-1].read()
+    if isinstance(message.content, str):
+        plain = without_eos(message.content, eos_strings)
+        if plain is not message.content:
+            message = replace(message, content=plain)
+            conversation = conversation.replaced(-1, {**messages[-1], "content": plain})
+    return conversation, message
+
+
+def without_eos(text: str, eos_strings: Sequence[str]) -> str:
+    """Return a text without end-of-sequence strings, and white space around them, at its end.
+
+    Args:
+        text: Text of a message.
+        eos_strings: Strings to cut off.
+    """
+    while True:
+        trimmed = text.rstrip()
+        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
+        if ending is None:
+            return text
+        text = trimmed.removesuffix(ending)
 
 
 def as_history(chats: Sequence[Sequence[Mapping[str, Any]]]) -> AgentHistory:

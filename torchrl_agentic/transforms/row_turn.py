@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import (
     JSON,
-    CallError,
     DispatchResult,
     Message,
     ParsedCall,
@@ -24,19 +23,6 @@ from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.transforms import history as border
 
 logger = logging.getLogger(__name__)
-
-EOS_STRINGS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_turn>",
-    "</s>",
-    "<eos>",
-)
-"""Strings that are cut off the end of a message: engines may leave the end-of-sequence token in the text."""
 
 
 @dataclass(slots=True)
@@ -62,77 +48,6 @@ class RowTurn:
     rendered: Sequence[Mapping[str, JSON]] = ()
 
 
-def read_turn(
-    conversation: border.Conversation, known: int, written: int, eos_strings: Sequence[str]
-) -> tuple[border.Conversation, Message]:
-    """Read the last message, and repair the messages that the policy wrote.
-
-    Turns of other roles that the model invented after its own are removed, and end-of-sequence strings are
-    cut off, because the next prompt would contain them twice. Messages that other transforms appended stay.
-
-    Args:
-        conversation: The conversation after the policy, [L].
-        known: Number of messages in the prompt of the policy.
-        written: Number of messages after the policy, before other transforms.
-        eos_strings: Strings to cut off.
-
-    Returns:
-        The repaired conversation, and its last message.
-    """
-    messages = conversation.messages
-    if written > known + 1 and messages[known].read().role == "assistant":
-        messages = [*messages[: known + 1], *messages[written:]]
-        conversation = border.Conversation.of(messages)
-    message = messages[-1].read()
-    if isinstance(message.content, str):
-        plain = without_eos(message.content, eos_strings)
-        if plain is not message.content:
-            message = replace(message, content=plain)
-            conversation = conversation.replaced(-1, {**messages[-1], "content": plain})
-    return conversation, message
-
-
-def without_eos(text: str, eos_strings: Sequence[str]) -> str:
-    """Return a text without end-of-sequence strings, and white space around them, at its end.
-
-    Args:
-        text: Text of a message.
-        eos_strings: Strings to cut off.
-    """
-    while True:
-        trimmed = text.rstrip()
-        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
-        if ending is None:
-            return text
-        text = trimmed.removesuffix(ending)
-
-
-def parse(parser: ToolCallParser, message: Message, session: Session) -> ParseResult:
-    """Read the calls of a message. An incomplete message has none; a parser that raises costs one error.
-
-    Args:
-        parser: The parser.
-        message: A message of any role; only the assistant's can contain calls.
-        session: Session of the trajectory, for the schemas of its tools and for log lines.
-    """
-    if message.role != "assistant" or not message.is_complete:
-        return ParseResult(message.text, (), message.text)
-    response: Any = message.content
-    if message.tool_calls or not isinstance(response, str):
-        response = {"role": "assistant", "content": response, "tool_calls": list(message.tool_calls)}
-    try:
-        # An adapted parser may return a result of its own class.
-        found: Any = parser.parse(response, tools=session.dispatcher.schemas, turn=session.turn)
-        if isinstance(found, ParseResult):
-            return found
-        return ParseResult(str(found.text), tuple(found.calls), response)
-    except Exception as error:
-        logger.exception("parser %r crashed (trajectory %s)", parser, session.trajectory)
-        reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
-        call = ParsedCall("", {}, f"call_{session.turn}_0", error=reason)
-        return ParseResult(message.text, (call,), "")
-
-
 def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence[Any]) -> None:
     """Run the calls of several rows concurrently, and store calls and results in their turns.
 
@@ -144,7 +59,7 @@ def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence
         states: View of the row for each turn, for tools with `wants_state`.
     """
     for turn in turns:
-        turn.calls = turn.session.unique(turn.parsed.calls)
+        turn.calls = turn.session.begin_turn(turn.parsed.calls)
 
     async def run_all() -> list[list[ToolResult]]:
         batch = [(turn.session, turn.calls, state) for turn, state in zip(turns, states, strict=True)]

@@ -14,10 +14,8 @@ from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
 from torchrl_agentic.dispatch import SessionRows
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
-from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.history import AgentHistory
 from torchrl_agentic.transforms.row_turn import RowTurn
-from torchrl_agentic.transforms.token_rows import read_rows
 
 KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
@@ -180,34 +178,6 @@ def call_lists(by_row: Mapping[int, list[dict[str, JSON]]], shape: torch.Size) -
     for size in reversed(shape[1:]):
         flat = [_stack(*flat[start : start + size]) for start in range(0, len(flat), size)]
     return _stack(*flat)
-
-
-TOKENS_LEFT = (KEY, "tokens_left")
-"""Tokens that the prompt leaves of `max_trajectory_tokens`; int64, [*B, 1].
-
-`TurnTokenizer` writes it for the next turn; `agent_policy` reads it.
-"""
-ROOM = (KEY, "room")
-"""Tokens that the prompt left for the answer; int64, [*B, 1]; 0 or less: no room.
-
-`agent_policy` writes it into the root of a step; `EndTrajectory` and `TurnTokenizer` read it.
-"""
-
-
-def out_of_room(tensordict: TensorDictBase) -> list[bool]:
-    """Return for each row of a step whether its answer is incomplete because the prompt left no room.
-
-    Args:
-        tensordict: The root of the step, [*B].
-    """
-    room, tokens = tensordict.get(ROOM, None), read_rows(tensordict, "tokens")
-    if room is None or tokens is None:
-        return [False] * tensordict.batch_size.numel()
-    rows = zip(tokens, room.reshape(-1).tolist(), border.prompts(tensordict, "full"), strict=True)
-    return [
-        len(row.tensors["response"]) >= left and not conversation.messages[-1].read().is_complete
-        for row, left, conversation in rows
-    ]
 
 
 def with_truncated(tensordict_reset: TensorDictBase) -> TensorDictBase:

@@ -18,9 +18,22 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_ten
 from tensordict.base import NO_DEFAULT
 from torchrl.data import Composite, TensorSpec, Unbounded
 
+from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack, items_of, nested
 
 _SCALAR = torch.Size(())
+
+
+TOKENS_LEFT = ("agentic", "tokens_left")
+"""Tokens that the prompt leaves of `max_trajectory_tokens`; int64, [*B, 1].
+
+`TurnTokenizer` writes it for the next turn; `agent_policy` reads it.
+"""
+ROOM = ("agentic", "room")
+"""Tokens that the prompt left for the answer; int64, [*B, 1]; 0 or less: no room.
+
+`agent_policy` writes it into the root of a step; `EndTrajectory` and `TurnTokenizer` read it.
+"""
 
 
 class TokenRow:
@@ -250,3 +263,19 @@ def ragged_spec(
         name: Unbounded(shape=ragged, dtype=dtype, device=device) for name, dtype in names.items()
     }
     return Composite(entries, shape=shape, device=device, step_mdp_static=True)
+
+
+def out_of_room(tensordict: TensorDictBase) -> list[bool]:
+    """Return for each row of a step whether its answer is incomplete because the prompt left no room.
+
+    Args:
+        tensordict: The root of the step, [*B].
+    """
+    room, tokens = tensordict.get(ROOM, None), read_rows(tensordict, "tokens")
+    if room is None or tokens is None:
+        return [False] * tensordict.batch_size.numel()
+    rows = zip(tokens, room.reshape(-1).tolist(), border.prompts(tensordict, "full"), strict=True)
+    return [
+        len(row.tensors["response"]) >= left and not conversation.messages[-1].read().is_complete
+        for row, left, conversation in rows
+    ]

@@ -29,14 +29,14 @@ from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import tool_selection
 from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
 from torchrl_agentic.transforms.specs import (
-    ROOM,
-    TOKENS_LEFT,
     mark_ended,
     spec_with_truncated,
     truncate,
     with_truncated,
 )
 from torchrl_agentic.transforms.token_rows import (
+    ROOM,
+    TOKENS_LEFT,
     TokenRow,
     as_token_rows,
     ragged_spec,
