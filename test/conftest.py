@@ -138,8 +138,10 @@ def own_ray() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests; under xdist, run the longest files first, so that the processes end together."""
+    """Mark slow tests and name formats; under xdist, run the longest files first, to end together."""
     for item in items:
+        if (name := getattr(getattr(getattr(item, "cls", None), "parser", None), "name", None)) is not None:
+            item.extra_keyword_matches.add(str(name))  # `-k qwen3_coder` finds `TestQwen3Coder`
         if _place(item.path) < len(SLOW):
             item.add_marker("slow")
     if config.getoption("--quick"):
