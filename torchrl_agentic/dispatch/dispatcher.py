@@ -75,8 +75,10 @@ class Dispatcher:
         self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
-        self._teardowns = [0]  # how many there have been; shared with forks
-        self._seen_ready: tuple[dict[str, BoundTool], int] | None = None  # these tools, after so many of them
+        self._teardowns = [0]  # number of teardowns, in a list so that forks share it
+        self._seen_ready: tuple[dict[str, BoundTool], int] | None = (
+            None  # (tools, number of teardowns) of the last `ready`
+        )
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
@@ -217,7 +219,7 @@ class Dispatcher:
         all_done: asyncio.Future[None] = loop.create_future()
         open_runs = 0
 
-        def finished() -> None:
+        def one_finished() -> None:
             nonlocal open_runs
             open_runs -= 1
             if open_runs == 0 and not all_done.done():
@@ -239,11 +241,11 @@ class Dispatcher:
                 )
                 for index, call in enumerate(calls)
             ]
-            runs.append(TurnRun(options, session, calls, resolved, state, finished, outages))
-        open_runs = len(runs) + 1
+            runs.append(TurnRun(options, session, calls, resolved, state, one_finished, outages))
+        open_runs = len(runs) + 1  # one more until all runs have started
         for run in runs:
             run.start()
-        finished()
+        one_finished()
         deadline = None
         if self.per_turn_timeout is not None:
             deadline = loop.call_later(self.per_turn_timeout, lambda: [run.expire() for run in runs])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool with everything that the dispatcher computes once about it.
+    """A tool, and what is computed once when it is added.
 
     Attributes:
         tool: The tool.
@@ -26,7 +26,7 @@ class BoundTool:
         has_sessions: True if each trajectory opens the tool for itself.
         validator: Checks arguments against the tool's schema.
         limiter: Limiter that each call waits for, or None.
-        world: Toolset whose world the tool uses, or None.
+        world: Toolset whose state the tool shares (see `Toolset.session`), or None.
     """
 
     tool: Tool

@@ -32,7 +32,7 @@ class ChatEncoder:
     """Encodes the conversations of one model; shared by all of its trajectories.
 
     Args:
-        tokenizer: A fast tokenizer of transformers with a chat template, whose pad token ends no answer.
+        tokenizer: A fast tokenizer of transformers with a chat template, whose pad token is not a stop token.
         tools: Tools that the template shows.
         chat_template: Replaces the tokenizer's own template.
         template_kwargs: Further arguments of the template, such as `enable_thinking`.
@@ -116,7 +116,7 @@ class ChatEncoder:
 
     @property
     def reads_whole_chat(self) -> bool:
-        """Check whether the next prompt depends on the earlier messages, not only on the new ones."""
+        """Check whether a prompt depends on the earlier messages: the template has no delta of its own."""
         return self.use_inference_chat_template or self.template.method == "prefix"
 
     def begin(self, messages: Sequence[ChatMessage], *, tools: Collection[str] | None = None) -> TokenWriter:

@@ -45,8 +45,9 @@ class ToolCompose(ToolList):
     """The tools of an environment: runs the calls of each assistant message and appends their results.
 
     A `Compose` whose elements are tools, for a `TransformedEnv` around a `ChatEnv` in history mode. Each step
-    parses the last message of each row once, runs the calls of all rows concurrently as far as their effects
-    allow, and appends one result per call to ("history", "prompt"). Rows may differ in length.
+    parses the last message of each row once, runs the calls of all rows concurrently, but for calls of
+    one trajectory that conflict (`Effects`), and appends one result per call to ("history", "prompt").
+    Rows may differ in length.
 
     Writes under "agentic", on reset too, with shape [*B, 1]: `any_tool_calls`, `any_error`, `stop_requested`,
     bool; `n_calls`, `n_errors`, `n_infra`, int64, of this turn; `turn`, int64, the number of turns so far;
@@ -59,7 +60,7 @@ class ToolCompose(ToolList):
     environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`; see `RowData`.
 
     Args:
-        tools: Tools, look-alikes or typed functions.
+        tools: Tools, objects with the same methods, or typed functions.
         parser: A parser, or the name of a registered one.
         rate_limits: Limiters by the names of tools; share a limiter between environments that use one
             service.
@@ -82,7 +83,7 @@ class ToolCompose(ToolList):
         report_calls: Whether ("agentic", "calls") holds a list per row, [*B]: for each call of this turn
             "call_id", "tool", "status", "reward", "metrics", and "number", its source in the token ledger.
         recorder: A `Recorder`, another `TrajectoryHook`, a function that is called with the `Turn` of each
-            row and step, or a list of these; called on the thread that steps.
+            row and step, or a list of these; called on the thread that calls `env.step`.
         eos_strings: Strings that are cut off the end of a message before it is parsed.
         tokenizer: Tokenizer of the model. The parser escapes its control tokens in results, and learns from
             its chat template whether answers begin inside the reasoning; parser="auto" needs it. None: the
@@ -215,7 +216,7 @@ class ToolCompose(ToolList):
         return tensordict
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        """Begin new trajectories in the rows of the mask; the others continue."""
+        """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
@@ -245,7 +246,7 @@ class ToolCompose(ToolList):
             self._warned_of_rewards = True
             logger.warning(
                 "the final rewards of tools are lost, because these trajectories were reset before a step "
-                "ended them: put ToolRewardTransform(), or EndTrajectory, behind all that ends trajectories"
+                "ended them: add ToolRewardTransform(), or EndTrajectory, as the last one that may end them"
             )
 
     def trajectory(self, row: int) -> str:

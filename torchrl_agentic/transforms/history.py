@@ -193,7 +193,7 @@ def read_turn(
     """Read the last message, and repair the messages that the policy wrote.
 
     Turns of other roles that the model invented after its own are removed, and end-of-sequence strings are
-    cut off, because the next prompt would contain them twice. Messages that other transforms appended stay.
+    cut off, because the chat template writes its own. Messages that other transforms appended stay.
 
     Args:
         conversation: The conversation after the policy, [L].

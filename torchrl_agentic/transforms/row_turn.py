@@ -85,7 +85,7 @@ def render(
         parser: The parser.
         turn: The turn.
         tool_role: Role of messages that the parser gives the role "tool".
-        media: Whether images and videos become parts of the content, if the parser writes text.
+        media: Whether images and videos become parts of the content although the parser writes text.
     """
     rendered: Sequence[Mapping[str, JSON]] | None = None
     if media:
