@@ -76,9 +76,8 @@ class Dispatcher:
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
         self._teardowns = [0]  # number of teardowns, in a list so that forks share it
-        self._seen_ready: tuple[dict[str, BoundTool], int] | None = (
-            None  # (tools, number of teardowns) of the last `ready`
-        )
+        # Tools and number of teardowns at which all tools were last found set up.
+        self._seen_ready: tuple[dict[str, BoundTool], int] | None = None
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
