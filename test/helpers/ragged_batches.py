@@ -6,13 +6,12 @@ import importlib
 import tensordict
 import torch
 from helpers.chat_envs import begin, call, chat_env, dataset_env
-from helpers.model_families import FAMILIES
 from helpers.token_rollouts import Says, sampled_ids
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import prompt_rows, write_answers
-from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.testing import ScriptedPolicy, load_tiny
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.token_rows import TokenRow
 
@@ -101,7 +100,7 @@ def ragged(turns=2, shape=(2,)):
 
 @functools.cache
 def tokenizer():
-    return FAMILIES["qwen2_5"].tokenizer()
+    return load_tiny()[1]
 
 
 def sampled(td, texts):
@@ -116,11 +115,16 @@ def sampled(td, texts):
     return TokensToHistory(tokenizer())(write_answers(td, answers))
 
 
-def token_env(rows=2, *transforms):
-    """Create an environment with a `TurnTokenizer`, whose tool does nothing."""
+def token_transforms(*between):
+    """Return transforms of an environment with tokens, whose tool does nothing."""
     compose = ToolCompose([noop])
     tokens = TurnTokenizer(tokenizer(), tools=compose.tools, tokenization_sanity_check_mode="disable")
-    return chat_env((rows,), compose, *transforms, tokens)
+    return [compose, *between, tokens]
+
+
+def token_env(rows=2, *between):
+    """Create an environment with a `TurnTokenizer`."""
+    return chat_env((rows,), *token_transforms(*between))
 
 
 def token_policy(td):
@@ -136,3 +140,13 @@ def token_step(turns=2, rows=2):
         step = env.step(token_policy(td))
         td = env.step_mdp(step)
     return step
+
+
+def token_lengths(td):
+    """Return the number of tokens of the prompt of each row."""
+    return [len(row["tokens", "prompt"]) for row in td.unbind(0)]
+
+
+def read_in_another_process(there, back):
+    td = there.get(timeout=60)
+    back.put([prompts(td), type(td["history"].prompt).__name__, token_lengths(td)])
