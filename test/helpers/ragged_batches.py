@@ -9,7 +9,7 @@ from helpers.chat_envs import begin, call, chat_env, dataset_env
 from helpers.token_rollouts import Says, sampled_ids
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
-from torchrl_agentic.rollout.policies import TokensToHistory
+from torchrl_agentic.rollout.policies import FullSequence, TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import prompt_rows, write_answers
 from torchrl_agentic.testing import ScriptedPolicy, load_tiny
 from torchrl_agentic.transforms import history as border
@@ -112,7 +112,7 @@ def sampled(td, texts):
         full = torch.cat([row.tensors["prompt"], ids])
         tokens = row.merged(TokenRow({"response": ids, "full": full}))
         answers.append({"tokens": tokens, "log_probs": TokenRow({"response": torch.zeros(len(ids))})})
-    return TokensToHistory(tokenizer())(write_answers(td, answers))
+    return FullSequence()(TokensToHistory(tokenizer())(write_answers(td, answers)))
 
 
 def token_transforms(*between):

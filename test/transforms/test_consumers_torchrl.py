@@ -41,6 +41,7 @@ from torchrl.modules.llm.policies import ChatHistory, TransformersWrapper
 from torchrl.objectives.llm import MCAdvantage
 
 from torchrl_agentic import AgentHistory, EndTrajectory, ToolCompose
+from torchrl_agentic.rollout import training_policy
 from torchrl_agentic.testing import ScriptedPolicy, load_tiny
 from torchrl_agentic.transforms import history as border
 
@@ -199,7 +200,7 @@ class TestBatchedEnvironments:
             env.close(raise_if_closed=False)
 
     def test_parallel_with_torchrl_s_consolidation_fails(self):
-        """A limit of TorchRL: workers write each step into the memory of the first, whose rows are shorter."""
+        """TensorDict.consolidate cannot write ragged rows into shared memory; `consolidate=False` works."""
         env = ParallelEnv(2, uneven_dataset_env, mp_start_method="fork")
         try:
             with pytest.raises((EOFError, RuntimeError)):
@@ -405,10 +406,7 @@ class TestTransforms:
     @relies_on("TokenRows._get_str")
     def test_kl_reward(self, tiny):
         model, tokenizer = tiny
-        reference = TransformersWrapper(
-            model, tokenizer=tokenizer, input_mode="tokens", generate=False, return_log_probs=True,
-            pad_output=False,
-        )  # fmt: skip
+        reference = training_policy(model, tokenizer)
 
         class Reward(Transform):
             def _step(self, td, next_td):
