@@ -103,15 +103,18 @@ def tokenizer():
     return load_tiny()[1]
 
 
-def sampled(td, texts):
-    """Answer in tokens mode, as `agent_policy` does: the batch stays dense."""
+def sampled(td, texts, *, masks=False):
+    """Answer in tokens mode, as `agent_policy` does: the batch stays dense. With masks, of all tokens."""
     prompts = prompt_rows(td)
     answers = []
     for row, text in zip(prompts, texts, strict=True):
         ids = sampled_ids(tokenizer(), Says(text))
         full = torch.cat([row.tensors["prompt"], ids])
         tokens = row.merged(TokenRow({"response": ids, "full": full}))
-        answers.append({"tokens": tokens, "log_probs": TokenRow({"response": torch.zeros(len(ids))})})
+        answer = {"tokens": tokens, "log_probs": TokenRow({"response": torch.zeros(len(ids))})}
+        if masks:
+            answer["masks"] = TokenRow({"all_attention_mask": torch.ones(len(full), dtype=torch.bool)})
+        answers.append(answer)
     return FullSequence()(TokensToHistory(tokenizer())(write_answers(td, answers)))
 
 

@@ -15,6 +15,7 @@ from helpers.ragged_batches import (
     ragged,
     read_in_another_process,
     relies_on,
+    sampled,
     token_env,
     token_lengths,
     token_policy,
@@ -404,7 +405,9 @@ class TestTransforms:
         assert len(found[0]["log_probs", "full"]) > len(found[1]["log_probs", "full"])
 
     @relies_on("TokenRows._get_str")
-    def test_kl_reward(self, tiny):
+    @pytest.mark.parametrize("is_ragged", [True, False])
+    def test_kl_reward_takes_rows_of_equal_length_alone(self, tiny, is_ragged):
+        """TorchRL reads the mask as one tensor; without `assistant_only` an unbound name raises."""
         model, tokenizer = tiny
         reference = training_policy(model, tokenizer)
 
@@ -417,8 +420,12 @@ class TestTransforms:
                 return spec
 
         env = chat_env((2,), *token_transforms(Reward())).append_transform(KLRewardTransform(reference))
-        found = env.step(token_policy(begin(env)))["next"]
-        assert "kl_penalty" in set(found.keys())
+        td = sampled(begin(env), [CALL, "hm" if is_ragged else CALL], masks=True)
+        if is_ragged:
+            with pytest.raises(RuntimeError, match="return lists"):
+                env.step(td)
+        else:
+            assert "kl_penalty" in set(env.step(td)["next"].keys())
 
     @relies_on("AgentHistory.append", "Conversation.update")
     @pytest.mark.parametrize("egocentric", [True, False])
