@@ -59,11 +59,11 @@ class StoredMessage(Mapping[str, Any]):
         fields: "role", "content", and other fields that the model family needs.
     """
 
-    __slots__ = ("_fields", "_tensordict")
+    __slots__ = ("_fields", "_shown")
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = {key: copied(value) for key, value in fields.items()}
-        self._tensordict: TensorDictBase | None = None
+        self._shown: TensorDictBase | None = None
 
     def __getitem__(self, key: str) -> Any:
         return copied(self._fields[key])
@@ -112,7 +112,7 @@ class StoredMessage(Mapping[str, Any]):
             device: Device of the TensorDict.
             lock: Whether it is locked. A locked one may be shared between conversations.
         """
-        shown = self._tensordict
+        shown = self._shown
         if lock and device is None and shown is not None and shown._is_locked:
             return shown  # unless its reader has unlocked it, to write to it
         entries = {key: self.entry(key, lock=lock) for key in self.keys_shown()}
@@ -121,7 +121,7 @@ class StoredMessage(Mapping[str, Any]):
             made._is_locked = True
             made.__dict__[_MESSAGE] = self
             if device is None and not any(isinstance(value, list | dict) for value in self._fields.values()):
-                self._tensordict = made  # two threads at once make two equal ones
+                self._shown = made  # two threads at once make two equal ones
         return made
 
     def keys_shown(self) -> frozenset[str]:

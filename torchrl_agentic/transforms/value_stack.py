@@ -66,6 +66,10 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
 
     No operation that copies, selects, locks or names it touches the values. Operations that write replace the
     tuple of this object, and no copy of it changes.
+
+    Args:
+        *items: TensorDicts that TorchRL made, of batch size [].
+        device: Device of the stack if there are no items.
     """
 
     _values: tuple[T, ...]
@@ -216,7 +220,7 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
 
     @property
     def is_locked(self) -> bool:
-        """Whether this object is locked; its items always are."""
+        """True if this object is locked; its items always are."""
         return bool(self._is_locked)
 
     @is_locked.setter
