@@ -41,6 +41,7 @@ SLOW = (
     "cli/test_servers.py",
     "test_examples.py",
     "transforms/test_hazards.py",
+    "transforms/test_consumers_torchrl.py",
     "tools/test_tools.py",
     "cli/test_load.py",
     "transforms/test_cassette.py",

@@ -11,11 +11,12 @@ is a `ValueStack` of messages: the TensorDict of a message is made only when som
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self, cast
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tensordict.base import NO_DEFAULT
 from tensordict.utils import _parse_to
 
@@ -24,8 +25,28 @@ from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack
 
 _COMPLETE = "is_complete"
 _MESSAGE = "_stored_message"
-_EMPTY = TensorDict({})
 _SCALAR = torch.Size(())
+
+
+class _Sealed(TensorDict):
+    """An empty TensorDict that cannot be unlocked, because all messages share it."""
+
+    is_locked: Any = True
+
+    def _propagate_lock(self, lock_parents_weakrefs: Any = None, *, is_compiling: bool) -> None:
+        pass
+
+    def _propagate_unlock(self) -> list[Any]:
+        return []
+
+    def _clone(self, recurse: bool = True) -> Any:
+        return TensorDict({}, device=self.device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorDict, ({},)
+
+
+_EMPTY = _Sealed({})
 
 
 class StoredMessage(Mapping[str, Any]):
@@ -38,11 +59,11 @@ class StoredMessage(Mapping[str, Any]):
         fields: "role", "content", and other fields that the model family needs.
     """
 
-    __slots__ = ("_fields", "_tensordict")
+    __slots__ = ("_fields", "_shown")
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = {key: copied(value) for key, value in fields.items()}
-        self._tensordict: TensorDictBase | None = None
+        self._shown: TensorDictBase | None = None
 
     def __getitem__(self, key: str) -> Any:
         return copied(self._fields[key])
@@ -91,15 +112,16 @@ class StoredMessage(Mapping[str, Any]):
             device: Device of the TensorDict.
             lock: Whether it is locked. A locked one may be shared between conversations.
         """
-        if lock and device is None and self._tensordict is not None:
-            return self._tensordict
-        entries = {key: self.entry(key) for key in self.keys_shown()}
+        shown = self._shown
+        if lock and device is None and shown is not None and shown._is_locked:
+            return shown  # unless its reader has unlocked it, to write to it
+        entries = {key: self.entry(key, lock=lock) for key in self.keys_shown()}
         made = TensorDict._new_unsafe(entries, batch_size=_SCALAR, device=device, nested=False)
         if lock:
             made._is_locked = True
             made.__dict__[_MESSAGE] = self
             if device is None and not any(isinstance(value, list | dict) for value in self._fields.values()):
-                self._tensordict = made  # two threads at once make two equal ones
+                self._shown = made  # two threads at once make two equal ones
         return made
 
     def keys_shown(self) -> frozenset[str]:
@@ -114,16 +136,17 @@ class StoredMessage(Mapping[str, Any]):
         """
         return StoredMessage({key: value for key, value in self._fields.items() if names(key)})
 
-    def entry(self, key: str) -> NonTensorData:
+    def entry(self, key: str, *, lock: bool = True) -> NonTensorData:
         """Return a field as an entry of a TensorDict; "is_complete" is true if the message does not say.
 
         Args:
             key: Name of the field.
+            lock: Whether it is locked. Messages share locked ones.
         """
-        if key == _COMPLETE:
-            return _shared_entry(self._fields.get(key, True))
-        value = self._fields[key]
-        return _shared_entry(value) if key == "role" else _entry(copied(value))
+        value = self._fields.get(key, True) if key == _COMPLETE else self._fields[key]
+        if not lock:
+            return NonTensorData(copied(value))
+        return _shared_entry(value) if key in (_COMPLETE, "role") else _entry(copied(value))
 
 
 class Conversation(ValueStack[StoredMessage]):
@@ -227,7 +250,14 @@ class Conversation(ValueStack[StoredMessage]):
             or ((is_leaf := options.get("is_leaf")) is not None and is_leaf(NonTensorData))
         )
         if asks_for_messages:
-            return super()._apply_nest(fn, *others, **options)
+            held = [getattr(other, "_tensordict", other) for other in others]
+            thawed = [one._thawed() if type(one) is Conversation else one for one in held]
+            before = [_data_of(one) if type(one) is LazyStackedTensorDict else [] for one in thawed]
+            found = super()._apply_nest(fn, *thawed, **options)
+            for one, stack, old in zip(held, thawed, before, strict=True):
+                if one is not stack and any(map(operator.is_not, _data_of(stack), old)):
+                    one.tensordicts = stack.tensordicts  # `update_` writes to the second conversation
+            return found
         if options.get("inplace"):
             return self
         device = options.get("device", NO_DEFAULT)
@@ -309,6 +339,10 @@ def _field(td: TensorDictBase, name: str) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) or hasattr(value, "tolist") else value
 
 
+def _data_of(stack: LazyStackedTensorDict) -> list[Any]:
+    return [entry.data for item in stack.tensordicts for entry in item.values()]
+
+
 def copied(value: Any) -> Any:
     """Copy the lists and dicts of a JSON value; other objects, such as images, are shared.
 
@@ -323,7 +357,7 @@ def copied(value: Any) -> Any:
 
 
 def _entry(value: Any) -> NonTensorData:
-    """Return NonTensorData in 0.4 µs instead of 7; messages consist of it."""
+    """Return locked NonTensorData in 0.4 µs instead of 7; messages consist of it."""
     made = NonTensorData.__new__(NonTensorData)
     fields = {"data": value, "_is_non_tensor": True, "_metadata": None}
     made.__dict__.update(_tensordict=_EMPTY, _non_tensordict=fields, _is_initialized=True)
@@ -332,5 +366,5 @@ def _entry(value: Any) -> NonTensorData:
 
 @functools.cache
 def _shared_entry(value: Any) -> NonTensorData:
-    """Return NonTensorData that all messages share: roles and flags are half the cost of a message."""
-    return NonTensorData(value)
+    """Return locked NonTensorData that all messages share: roles and flags are half the cost of a message."""
+    return _entry(value)

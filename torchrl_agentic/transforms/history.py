@@ -141,7 +141,13 @@ def require_list_to_stack() -> None:
 
 def inner(history: Any) -> TensorDictBase:
     """Return the TensorDict behind a history, because a TensorClass costs many times more to index."""
-    return history._tensordict
+    try:
+        return history._tensordict
+    except AttributeError:
+        raise TypeError(
+            f"a History is needed; got {type(history).__name__}. Write torchrl_agentic.transforms.history."
+            "as_history(chats), with a list of message dicts for each row of the batch"
+        ) from None
 
 
 def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:

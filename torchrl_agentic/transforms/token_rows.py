@@ -44,12 +44,12 @@ class TokenRow:
         ids: Lists of ids by name, for readers that need lists; they are made from the tensors if absent.
     """
 
-    __slots__ = ("_ids", "_tensordict", "tensors")
+    __slots__ = ("_ids", "_shown", "tensors")
 
     def __init__(self, tensors: Mapping[str, Any], ids: Mapping[str, list[int]] | None = None) -> None:
         self.tensors: Mapping[str, Any] = dict(tensors)
         self._ids: dict[str, list[int]] = dict(ids or {})
-        self._tensordict: TensorDictBase | None = None
+        self._shown: TensorDictBase | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenRow, (self.tensors,)
@@ -100,13 +100,13 @@ class TokenRow:
             device: Device of the TensorDict.
             lock: Whether it is locked.
         """
-        if lock and device is None and self._tensordict is not None:
-            return self._tensordict
+        if lock and device is None and self._shown is not None:
+            return self._shown
         made = TensorDict._new_unsafe(dict(self.tensors), batch_size=_SCALAR, device=device, nested=False)
         if lock:
             made._is_locked = True
             if device is None:
-                self._tensordict = made
+                self._shown = made
         return made
 
 

@@ -68,8 +68,8 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     tuple of this object, and no copy of it changes.
 
     Args:
-        items: TensorDicts of batch size [].
-        device: Device of an empty stack; otherwise that of the items.
+        *items: TensorDicts that TorchRL made, of batch size [].
+        device: Device of the stack if there are no items.
     """
 
     _values: tuple[T, ...]
