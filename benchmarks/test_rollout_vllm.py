@@ -81,7 +81,7 @@ class Alone:
     """The engine alone, with the same sampling and prompts, to which ids are appended by hand."""
 
     def __init__(self, engine: Any, loop: Loop) -> None:
-        self.engine, self.sampling = engine, loop.policy.module[0].sampling
+        self.engine, self.sampling = engine, loop.policy.module[0].sampler.sampling
         first, second = loop.run()[:2]
         self.prompts = [row["tokens", "prompt"].tolist() for row in first.unbind(0)]
         rows = zip(first.unbind(0), second.unbind(0), strict=True)
