@@ -104,11 +104,11 @@ td = advance(env.reset(td), put("book"), put("pen"))
 assert [row.content[-1] for row in td["history"].prompt] == ["book: 12 €", "lamp, pen: 32 €"]
 
 # %%
-# The state of the conversation itself lies in the TensorDict, under ``("history", "prompt")``. Each row is one
-# immutable value, a tuple of messages: a step, a copy or a reset hands it on without looking inside, and an
-# appended message makes a new, longer value. So a turn costs what is new in it, however long the conversation
-# is, and a TensorDict that you have kept never changes. Read it as any `History` (``prompt[0].content``); a
-# message is locked, and ``append`` and ``extend`` make longer conversations.
+# The conversation itself lies in the TensorDict, under ``("history", "prompt")``. Each row is one immutable
+# value, a tuple of messages: a step, a copy or a reset hands it on without looking inside, and an appended
+# message makes a new, longer value. So a turn costs what is new in it, however long the conversation is, and
+# a TensorDict that you have kept never changes. Read it as any `History` (``prompt[0].content``); a message
+# is locked, and ``append`` and ``extend`` make longer conversations.
 before = td["history"].prompt
 advance(td, "enough", "enough")
 assert [len(row.content) for row in before] == [3, 5]

@@ -1,8 +1,8 @@
 """The hazards of TorchRL that concern ToolCompose, numbered as in facts/torchrl.md: none happens with it.
 
-Gone since conversations are values: H7 (a partial reset no longer needs a lazy stack), and of H3 what concerns
-`append` and `extend` of ragged rows. H13 stays: `ParallelEnv` needs `consolidate=False`. `ToolCompose` and
-`TurnTokenizer` avoid the others.
+Gone since conversations are values: H7 (a partial reset no longer needs a lazy stack), and of H3 what
+concerns `append` and `extend` of ragged rows. H13 stays: `ParallelEnv` needs `consolidate=False`.
+`ToolCompose` and `TurnTokenizer` avoid the others.
 """
 
 import gc

@@ -388,7 +388,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """What the policy left in a row.
+    """Output of the policy in a row.
 
     Attributes:
         row: The prompt.
