@@ -51,6 +51,21 @@ class Anything(ToolCallParser):
         return ""
 
 
+class Timed:
+    """An engine that measures the processor time of this process in `generate`."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.seconds = engine, 0.0
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """Generate as the engine does."""
+        start = time.process_time()
+        try:
+            return self.engine.generate(*args, **options)
+        finally:
+            self.seconds += time.process_time() - start
+
+
 class Loop:
     """An environment, and a policy whose answers have `size` tokens with the stop token."""
 
@@ -62,16 +77,19 @@ class Loop:
         # Until the last token the end is out of the question, then all else is.
         exact = {"min_tokens": size - 1, "logit_bias": {tokenizer.eos_token_id: 100.0}}
         self.policy = agent_policy(engine, tokenizer, max_new_tokens=size, generate_kwargs=exact)
+        self.policy.module[0].sampler.engine = self.engine = Timed(engine)
         queries = [NonTensorData(question["query"]) for question in tiny_questions(ROWS)]
         self.queries = LazyStackedTensorDict.lazy_stack(queries)
         self.size = size
 
     def run(self) -> list[TensorDictBase]:
         """Run one rollout from the reset."""
+        start, self.engine.seconds = time.process_time(), 0.0
         td, steps = self.env.reset(TensorDict({"query": self.queries}, batch_size=[ROWS])), []
         for _ in range(TURNS):
             steps.append(self.env.step(self.policy(td)))
             td = self.env.step_mdp(steps[-1])
+        self.outside = time.process_time() - start - self.engine.seconds
         assert all(len(row["tokens", "response"]) == self.size for step in steps for row in step.unbind(0))
         assert bool(steps[-1]["next", "done"].all())
         return steps
@@ -81,7 +99,7 @@ class Alone:
     """The engine alone, with the same sampling and prompts, to which ids are appended by hand."""
 
     def __init__(self, engine: Any, loop: Loop) -> None:
-        self.engine, self.sampling = engine, loop.policy.module[0].sampling
+        self.engine, self.sampling = engine, loop.policy.module[0].sampler.sampling
         first, second = loop.run()[:2]
         self.prompts = [row["tokens", "prompt"].tolist() for row in first.unbind(0)]
         rows = zip(first.unbind(0), second.unbind(0), strict=True)
@@ -129,5 +147,9 @@ def test_rollout(benchmark: Benchmark, engine: Any, which: str, size: int) -> No
         benchmark.pedantic(loop.run, setup=timed, rounds=3, warmup_rounds=1)
         share = statistics.median(before[1:]) / benchmark.stats.stats.median
         benchmark.extra_info["speed"] = share
-        print(f"{size} tokens per answer: {share:.0%} of the speed of the engine alone, in turns")
+        benchmark.extra_info["seconds outside"] = loop.outside
+        print(
+            f"{size} tokens per answer: {share:.0%} of the speed of the engine alone, in turns; "
+            f"{loop.outside:.2f} s of processor time outside of it"
+        )
     loop.env.close()

@@ -94,15 +94,24 @@ assert [row.content[-1] for row in td["history"].prompt] == ["pen, book: 14 €"
 # -------------
 # The trajectories of a batch end at different times. A reset with a mask ends only the rows in the mask: the
 # session of row 0 closes, and its next call opens a new one. Row 1 continues with its state. Collectors reset
-# rows in this way; here it is done by hand. Rows of unequal length need a lazy stack.
+# rows in this way; here it is done by hand.
 import torch
 from tensordict import NonTensorData
 
-td = td.to_lazystack(0)
 td["query"] = NonTensorData("Buy something else.").expand(2)
 td["_reset"] = torch.tensor([[True], [False]])
 td = advance(env.reset(td), put("book"), put("pen"))
 assert [row.content[-1] for row in td["history"].prompt] == ["book: 12 €", "lamp, pen: 32 €"]
+
+# %%
+# The conversation itself lies in the TensorDict, under ``("history", "prompt")``. Each row is one immutable
+# value, a tuple of messages: a step, a copy or a reset hands it on without looking inside, and an appended
+# message makes a new, longer value. So a turn costs what is new in it, however long the conversation is, and
+# a TensorDict that you have kept never changes. Read it as any `History` (``prompt[0].content``); a message
+# is locked, and ``append`` and ``extend`` make longer conversations.
+before = td["history"].prompt
+advance(td, "enough", "enough")
+assert [len(row.content) for row in before] == [3, 5]
 
 # %%
 # Closing the environment closes all open sessions, once:

@@ -1,4 +1,9 @@
-"""The hazards of TorchRL that concern ToolCompose, numbered as in facts/torchrl.md: none happens with it."""
+"""The hazards of TorchRL that concern ToolCompose, numbered as in facts/torchrl.md: none happens with it.
+
+Gone since conversations are values: H7 (a partial reset no longer needs a lazy stack), and of H3 what
+concerns `append` and `extend` of ragged rows. H13 stays: `ParallelEnv` needs `consolidate=False`.
+`ToolCompose` and `TurnTokenizer` avoid the others.
+"""
 
 import gc
 import multiprocessing
@@ -111,9 +116,11 @@ def test_h6_a_batch_of_two_dimensions_keeps_its_results_over_turns():
     assert td["history"].prompt.batch_size[:2] == (2, 2)
 
 
-def test_h7_a_partial_reset_of_ragged_prompts_works_on_a_lazy_stack():
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_h7_a_partial_reset_of_ragged_prompts_works_on_dense_and_lazy_batches(is_lazy):
     env = chat_env((2,), ToolCompose([Counter()]))
-    td = advance(env, begin(env), call("count") * 3, call("count")).to_lazystack(0)
+    td = advance(env, begin(env), call("count") * 3, call("count"))
+    td = td.to_lazystack(0) if is_lazy else td
     td["query"] = NonTensorData("again").expand(2)
     td["_reset"] = torch.tensor([[True], [False]])
     td = env.reset(td)

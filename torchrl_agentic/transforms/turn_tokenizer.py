@@ -388,7 +388,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A row as the policy left it.
+    """Output of the policy in a row.
 
     Attributes:
         row: The prompt.
