@@ -129,6 +129,11 @@ class AgentHistory(History):
         self.__dict__["_tensordict"] = inner(history)
         return self
 
+    def _check_dim_name(self, name: str | None) -> bool:
+        """Return True if a dimension has this name; tensordict would look into each field of each message."""
+        td = inner(self)
+        return name is not None and td._has_names() and name in td.names
+
     def _clone(self, recurse: bool = True) -> AgentHistory:
         return type(self).around(inner(self)._clone(recurse))
 
