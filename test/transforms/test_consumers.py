@@ -47,9 +47,10 @@ def overridden():
     """Yield the methods of our classes that replace one of tensordict."""
     kinds = {"ValueStack": LazyStackedTensorDict, "Conversation": LazyStackedTensorDict}
     for name, base in {**kinds, "TokenRows": LazyStackedTensorDict, "AgentHistory": History}.items():
-        for method, ours in vars(owner(name)).items():
+        for method, ours in sorted(vars(owner(name)).items()):
             theirs = inspect.getattr_static(base, method, None)
-            if inspect.isfunction(ours) and inspect.isfunction(theirs) and not method.startswith("__"):
+            is_ours = inspect.isfunction(ours) and ours.__module__.startswith("torchrl_agentic")
+            if is_ours and inspect.isfunction(theirs) and not method.startswith("__"):
                 yield pytest.param(ours, theirs, id=f"{name}.{method}")
 
 

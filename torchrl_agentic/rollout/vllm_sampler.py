@@ -18,7 +18,14 @@ from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.parsers.base import Tools
-from torchrl_agentic.transforms.token_rows import ROOM, TOKENS_LEFT, TokenRow, read_rows, write_rows
+from torchrl_agentic.transforms.token_rows import (
+    ROOM,
+    TOKENS_LEFT,
+    TokenRow,
+    column_tensor,
+    read_rows,
+    write_rows,
+)
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 _FORBID = -100.0
@@ -118,7 +125,7 @@ def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None
         log_probs: Log-probability of each id of the answer, in nats, or None if they are unknown.
     """
     before = prompt.tensors["prompt"]
-    response = torch.tensor(ids, dtype=before.dtype, device=before.device)
+    response = column_tensor("q", ids, torch.int64, before.device)
     full = torch.cat([before, response])
     tokens = {"prompt": before, "response": response, "full": full, "padded": _NOT_PADDED}
     answer = {
@@ -126,7 +133,7 @@ def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None
         "masks": TokenRow({"all_attention_mask": torch.ones_like(full, dtype=torch.bool)}),
     }
     if log_probs is not None:
-        known = torch.tensor(log_probs, dtype=torch.float32, device=before.device)
+        known = column_tensor("f", log_probs, torch.float32, before.device)
         answer["log_probs"] = TokenRow({"response": known})
     return answer
 

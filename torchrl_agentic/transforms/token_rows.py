@@ -10,8 +10,9 @@ rest of the batch stays a dense TensorDict: TorchRL copies it once instead of on
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase, is_tensorclass
@@ -173,6 +174,23 @@ class TokenRows(ValueStack[TokenRow]):
             self._assign(tuple(mine.merged(theirs) for mine, theirs in rows), self._device)
             return self
         return self._write("update", other, *args, **kwargs)
+
+
+def column_tensor(
+    code: Literal["q", "f"], values: Sequence[float], dtype: torch.dtype, device: torch.device | None
+) -> torch.Tensor:
+    """Return numbers as a tensor, in a third of the time that `torch.tensor` takes for some dozens of them.
+
+    Args:
+        code: Type code of `array.array`, of the same size as `dtype`.
+        values: The numbers, [T].
+        dtype: Type of the tensor.
+        device: Device of the tensor.
+    """
+    if not values:
+        return torch.empty(0, dtype=dtype, device=device)
+    made = torch.frombuffer(array(code, cast("Any", values)), dtype=dtype)
+    return made if device is None or device.type == "cpu" else made.to(device)
 
 
 def row_of(item: Any) -> TokenRow:

@@ -39,6 +39,7 @@ from torchrl_agentic.transforms.token_rows import (
     TOKENS_LEFT,
     TokenRow,
     as_token_rows,
+    column_tensor,
     ragged_spec,
     read_rows,
     row_of,
@@ -338,7 +339,7 @@ class _Row:
     @classmethod
     def of(cls, ledger: TokenLedger, device: torch.device | None) -> _Row:
         ids = list(ledger.ids)
-        prompt = torch.tensor(ids, dtype=torch.int64, device=device)
+        prompt = column_tensor("q", ids, torch.int64, device)
         return cls(TokenRow({"prompt": prompt}, {"prompt": ids}), TokenRow(_ledger_tensors(ledger, device)))
 
     def extended(self, new: TokenLedger) -> _Row:
@@ -347,7 +348,7 @@ class _Row:
         more = _ledger_tensors(new, prompt.device)
         known = self.sources.tensors
         ids = list(new.ids)
-        tokens = torch.cat([prompt, torch.tensor(ids, dtype=torch.int64, device=prompt.device)])
+        tokens = torch.cat([prompt, column_tensor("q", ids, torch.int64, prompt.device)])
         lists = {"prompt": self.tokens.ids("prompt") + ids} if self.tokens.knows_ids("prompt") else {}
         return _Row(
             TokenRow({"prompt": tokens}, lists),
@@ -435,10 +436,9 @@ def _roots(tensordict: TensorDictBase, size: int) -> list[_Root]:
 
 
 def _ledger_tensors(ledger: TokenLedger, device: torch.device | None) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.tensor(getattr(ledger, name), dtype=dtype, device=device)
-        for name, dtype in LEDGER.items()
-    }
+    sources = column_tensor("q", ledger.sources, torch.int64, device)
+    log_probs = column_tensor("f", ledger.log_probs, torch.float32, device)
+    return {"mask": sources == SAMPLED, "sources": sources, "log_probs": log_probs}
 
 
 def _chat(messages: Sequence[StoredMessage]) -> list[dict[str, Any]]:
