@@ -204,7 +204,7 @@ def row_of(item: Any) -> TokenRow:
 
 
 def read_rows(td: TensorDictBase, key: str) -> list[TokenRow] | None:
-    """Return what the rows of a flattened batch have under a key; None if they have no such key.
+    """Return what the rows of a flattened batch have under a key; None if no row has the key.
 
     Args:
         td: The batch, [*B].
@@ -212,7 +212,9 @@ def read_rows(td: TensorDictBase, key: str) -> list[TokenRow] | None:
     """
     if is_flat_stack(td):
         found = [row.get(key, None) for row in cast("LazyStackedTensorDict", td).tensordicts]
-        return None if any(one is None for one in found) else list(map(row_of, found))
+        if all(one is None for one in found):
+            return None
+        return [TokenRow({}) if one is None else row_of(one) for one in found]
     held = td.get(key, None)
     if held is None:
         return None
