@@ -11,6 +11,7 @@ from helpers.model_families import FAMILIES
 from helpers.token_rollouts import Rollout, Says, sample, sampled_ids, token_env
 from hypothesis import given
 from hypothesis import strategies as st
+from tensordict import lazy_stack
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
@@ -355,6 +356,18 @@ def test_drift_in_white_space_can_be_ignored():
             drifts[mode] = env.step(sampled)["next", "agentic", "token_drift"].item()
     assert drifts["strict"] > 0
     assert drifts["ignore_strippable"] == 0
+
+
+def test_row_without_log_probs_does_not_cost_another_row_its_own():
+    """A row that has ended is not sampled: it has none, while the others go on."""
+    tokenizer = qwen()
+    env = token_env(tokenizer, [say], 2)
+    first, second = sample(begin(env), tokenizer, ["a", "b"]).unbind(0)
+    after = env.step(lazy_stack([first.exclude("log_probs"), second]))["next"].unbind(0)
+    known = [~row["ledger", "log_probs"][row["ledger", "mask"]].isnan() for row in after]
+    assert not known[0].any()
+    assert len(known[1]) > 0
+    assert known[1].all()
 
 
 def test_partial_reset_restarts_only_its_row():
