@@ -1375,6 +1375,17 @@ class TestHostileMessages:
             td = step(env, begin(env), body)["next"]
             assert flags(td, "n_calls")[0] == flags(td, "n_errors")[0]
 
+    def test_deep_decoded_arguments_are_one_error(self):
+        deep: list = []
+        for _ in range(100_000):
+            deep = [deep]
+        function = {"name": "echo", "arguments": {"text": deep}}
+        said = Message("assistant", "", tool_calls=[{"type": "function", "function": function}])
+        env = chat_env((2,), ToolCompose([echo, add]))
+        td = step(env, begin(env), said, call("add", a=2, b=3))["next"]
+        assert flags(td, "n_errors") == [1, 0]
+        assert results(td)[1] == ["5"]
+
     def test_deep_arguments_in_the_tool_calls_field_are_one_error(self):
         env = chat_env((2,), ToolCompose([echo, add]))
         deep = {"name": "echo", "arguments": '{"text": ' + "[" * 100_000}

@@ -21,6 +21,7 @@ from tensordict.base import NO_DEFAULT
 from tensordict.utils import _parse_to
 
 from torchrl_agentic.messages import Message
+from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack
 
 _COMPLETE = "is_complete"
@@ -343,16 +344,19 @@ def _data_of(stack: LazyStackedTensorDict) -> list[Any]:
     return [entry.data for item in stack.tensordicts for entry in item.values()]
 
 
-def copied(value: Any) -> Any:
+def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Copy the lists and dicts of a JSON value; other objects, such as images, are shared.
 
     Args:
         value: Any value.
+        depth: Number of levels that are copied; what is nested deeper is shared.
     """
+    if not depth:
+        return value
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in cast("dict[Any, Any]", value).items()}
+        return {key: copied(item, depth - 1) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
-        return [copied(item) for item in cast("list[Any]", value)]
+        return [copied(item, depth - 1) for item in cast("list[Any]", value)]
     return value
 
 
