@@ -26,7 +26,7 @@ from torchrl.data.llm import History
 from torchrl_agentic import AgentHistory
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.conversation import Conversation
-from torchrl_agentic.transforms.token_rows import TokenRows
+from torchrl_agentic.transforms.token_rows import TokenRows, read_rows
 
 LONG, SHORT = ["q0", CALL, "ok", CALL, "ok"], ["q1", "hm", "hm"]
 
@@ -369,7 +369,13 @@ class TestWriting:
         assert texts(found) == [["a", "b", "x"], ["c", "y", "z"]]
         assert texts(first) == (texts(found) if inplace else [["a", "b"], ["c"]])
 
-    @relies_on("Conversation.update", "TokenRows.update")
+    def test_tokens_that_a_policy_wrote_as_a_dense_tensordict_are_read_row_by_row(self):
+        """Not only lazy stacks: a padded policy writes tensors of the whole batch."""
+        dense = TensorDict({"prompt": torch.arange(4).reshape(2, 2)}, [2])
+        rows = read_rows(TensorDict({"tokens": dense}, [2]), "tokens")
+        assert [row.tensors["prompt"].tolist() for row in rows] == [[0, 1], [2, 3]]
+
+    @relies_on("ValueStack.update", "TokenRows._updated")
     @pytest.mark.parametrize("lazy", [True, False])
     def test_update_takes_rows_of_other_lengths(self, batch, tokens, lazy):
         other = ragged(1)

@@ -334,6 +334,13 @@ def test_a_queue_to_a_spawned_process_takes_histories_and_tokens():
     assert found == [prompts(td), "AgentHistory", token_lengths(td)]
 
 
+def log_prob_reader(tiny):
+    """Return TorchRL's wrapper that computes the log-probs of a history."""
+    model, tokenizer = tiny
+    options = {"input_mode": "history", "generate": False, "return_log_probs": True, "pad_output": False}
+    return TransformersWrapper(model, tokenizer=tokenizer, **options)
+
+
 class TestWrappers:
     @relies_on("AgentHistory.append", "Conversation._get_str")
     def test_transformers_in_history_mode(self, tiny):
@@ -368,11 +375,7 @@ class TestWrappers:
 
     @relies_on("Conversation._get_str")
     def test_log_probs_of_ragged_histories(self, tiny):
-        model, tokenizer = tiny
-        policy = TransformersWrapper(
-            model, tokenizer=tokenizer, input_mode="history", generate=False, return_log_probs=True,
-            pad_output=False,
-        )  # fmt: skip
+        policy = log_prob_reader(tiny)
         td = ScriptedPolicy(uneven)(ragged(1))
         found = policy(td).get(("log_probs", "full"), as_list=True)
         assert len(found[0]) > len(found[1])
@@ -398,12 +401,8 @@ class TestWrappers:
 class TestTransforms:
     @relies_on("Conversation._get_str", "Conversation.__getitem__")
     def test_retrieve_log_prob(self, tiny):
-        model, tokenizer = tiny
-        reference = TransformersWrapper(
-            model, tokenizer=tokenizer, input_mode="history", generate=False, return_log_probs=True,
-            pad_output=False,
-        )  # fmt: skip
-        transform = RetrieveLogProb(reference, assistant_only=True, tokenizer=tokenizer)
+        reference = log_prob_reader(tiny)
+        transform = RetrieveLogProb(reference, assistant_only=True, tokenizer=tiny[1])
         step = uneven_env().step(ScriptedPolicy(uneven)(ragged(1)))
         found = transform(TensorDict({"history": step["history"]}, batch_size=(2,)))
         assert len(found[0]["log_probs", "full"]) > len(found[1]["log_probs", "full"])
@@ -431,7 +430,7 @@ class TestTransforms:
         else:
             assert "kl_penalty" in set(env.step(td)["next"].keys())
 
-    @relies_on("AgentHistory.append", "Conversation.update")
+    @relies_on("AgentHistory.append", "ValueStack.update")
     @pytest.mark.parametrize("egocentric", [True, False])
     def test_add_thinking_prompt_adds_a_message(self, egocentric):
         thinking = AddThinkingPrompt(

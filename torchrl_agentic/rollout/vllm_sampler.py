@@ -125,7 +125,7 @@ def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None
         log_probs: Log-probability of each id of the answer, in nats, or None if they are unknown.
     """
     before = prompt.tensors["prompt"]
-    response = column_tensor("q", ids, torch.int64, before.device)
+    response = column_tensor("q", ids, before.device)
     full = torch.cat([before, response])
     tokens = {"prompt": before, "response": response, "full": full, "padded": _NOT_PADDED}
     answer = {
@@ -133,7 +133,7 @@ def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None
         "masks": TokenRow({"all_attention_mask": torch.ones_like(full, dtype=torch.bool)}),
     }
     if log_probs is not None:
-        known = column_tensor("f", log_probs, torch.float32, before.device)
+        known = column_tensor("f", log_probs, before.device)
         answer["log_probs"] = TokenRow({"response": known})
     return answer
 

@@ -22,7 +22,7 @@ from tensordict.utils import _parse_to
 
 from torchrl_agentic.messages import Message
 from torchrl_agentic.text import MAX_DEPTH
-from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack
+from torchrl_agentic.transforms.value_stack import ValueStack, unwrapped
 
 _COMPLETE = "is_complete"
 _MESSAGE = "_stored_message"
@@ -251,7 +251,7 @@ class Conversation(ValueStack[StoredMessage]):
             or ((is_leaf := options.get("is_leaf")) is not None and is_leaf(NonTensorData))
         )
         if asks_for_messages:
-            held = [getattr(other, "_tensordict", other) for other in others]
+            held = list(map(unwrapped, others))
             thawed = [one._thawed() if type(one) is Conversation else one for one in held]
             before = [_data_of(one) if type(one) is LazyStackedTensorDict else [] for one in thawed]
             found = super()._apply_nest(fn, *thawed, **options)
@@ -299,22 +299,6 @@ class Conversation(ValueStack[StoredMessage]):
             )
         return self._write("_set_str", key, value, **kwargs)
 
-    def update(self, other: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Take the messages of another conversation, of any length.
-
-        Args:
-            other: Conversation or history, [L], or a dict of fields.
-            *args: As `TensorDictBase.update` takes them.
-            **kwargs: As `TensorDictBase.update` takes them.
-        """
-        other = other if isinstance(other, dict) else getattr(other, "_tensordict", other)
-        if self.is_locked and not kwargs.get("ignore_lock"):
-            raise RuntimeError("Cannot modify locked TensorDict.")
-        if is_flat_stack(other) and kwargs.get("keys_to_update") is None:
-            self._assign(Conversation.from_tensordict(other).messages, self._device)
-            return self
-        return self._write("update", other, *args, **kwargs)
-
 
 def _stored(message: Mapping[str, Any]) -> StoredMessage:
     return message if type(message) is StoredMessage else StoredMessage(message)
@@ -326,7 +310,7 @@ def message_of(item: Any) -> StoredMessage:
     Args:
         item: TensorDict of a message, or a `History` of batch size [].
     """
-    td = getattr(item, "_tensordict", item) if not isinstance(item, TensorDict) else item
+    td = unwrapped(item)
     if (message := td.__dict__.get(_MESSAGE)) is not None and td.is_locked:
         return message
     return StoredMessage({str(key): _field(td, str(key)) for key in td.keys()})

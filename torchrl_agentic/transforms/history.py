@@ -22,7 +22,7 @@ from torchrl.data.llm import History
 
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms.conversation import Conversation, message_of
-from torchrl_agentic.transforms.value_stack import is_flat_stack, items_of, nested
+from torchrl_agentic.transforms.value_stack import flattened, is_flat_stack, nested, unwrapped
 
 EOS_STRINGS = (
     "<|im_end|>",
@@ -81,9 +81,7 @@ class AgentHistory(History):
             **options: As `TensorDictBase.where` takes them.
         """
         out = options.pop("out", None)
-        found = type(self).around(
-            inner(self).where(condition, getattr(other, "_tensordict", other), **options)
-        )
+        found = type(self).around(inner(self).where(condition, unwrapped(other), **options))
         return found if out is None else out._replaced(found)
 
     def append(self, history: History, *, inplace: bool = True, dim: int = -1) -> History:
@@ -101,7 +99,7 @@ class AgentHistory(History):
                 f"append takes one message per conversation, a history of {self.batch_dims - 1} dimensions; "
                 f"got one of {history.batch_dims}"
             )
-        new = [[message_of(item)] for item in _flat(history, history.batch_dims)]
+        new = [[message_of(item)] for item in flattened(inner(history), history.batch_dims)]
         return self._extended(new, inplace=inplace)
 
     def extend(self, history: History, *, inplace: bool = True, dim: int = 0) -> History:
@@ -162,7 +160,7 @@ def conversations(history: History, batch_dims: int = 1) -> list[Conversation]:
         history: Batch of conversations.
         batch_dims: Number of batch dimensions.
     """
-    return [Conversation.from_tensordict(td) for td in _flat(history, batch_dims)]
+    return [Conversation.from_tensordict(td) for td in flattened(inner(history), batch_dims)]
 
 
 def prompts(td: TensorDictBase, part: str = "prompt") -> list[Conversation]:
@@ -287,13 +285,6 @@ def leaves(td: TensorDictBase) -> tuple[LazyStackedTensorDict, list[TensorDictBa
     parts = [leaves(part) for part in stack.tensordicts]
     nested = LazyStackedTensorDict(*(part for part, _ in parts), stack_dim=0)
     return nested, [row for _, rows in parts for row in rows]
-
-
-def _flat(history: History, dims: int) -> list[Any]:
-    level: list[Any] = [inner(history)]
-    for _ in range(dims):
-        level = [below for item in level for below in items_of(item)]
-    return level
 
 
 def _stacked(rows: Sequence[TensorDictBase]) -> TensorDictBase:

@@ -20,7 +20,13 @@ from tensordict.base import NO_DEFAULT
 from torchrl.data import Composite, TensorSpec, Unbounded
 
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.value_stack import ValueStack, is_flat_stack, items_of, nested
+from torchrl_agentic.transforms.value_stack import (
+    ValueStack,
+    flattened,
+    is_flat_stack,
+    nested,
+    unwrapped,
+)
 
 _SCALAR = torch.Size(())
 
@@ -150,43 +156,30 @@ class TokenRows(ValueStack[TokenRow]):
             pad: As in `TensorDictBase.where`.
             update_batch_size: As in `TensorDictBase.where`.
         """
-        held = getattr(other, "_tensordict", other)
+        held = unwrapped(other)
         if not is_flat_stack(held):
             return super().where(condition, other, out=out, pad=pad, update_batch_size=update_batch_size)
         holds = condition.reshape(len(self), -1).all(-1).tolist()
-        rows = zip(self._values, _values(held), holds, strict=True)
+        rows = zip(self._values, self.from_tensordict(held).values_held, holds, strict=True)
         chosen = self.around([mine if is_mine else theirs for mine, theirs, is_mine in rows], self._device)
         return chosen if out is None else out.update(chosen)
 
-    def update(self, other: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Take the tensors of other rows, of any length; tensors that those do not have stay.
-
-        Args:
-            other: The other rows, [B], or a dict of tensors.
-            *args: As `TensorDictBase.update` takes them.
-            **kwargs: As `TensorDictBase.update` takes them.
-        """
-        held = other if isinstance(other, dict) else getattr(other, "_tensordict", other)
-        if self.is_locked and not kwargs.get("ignore_lock"):
-            raise RuntimeError("Cannot modify locked TensorDict.")
-        if is_flat_stack(held) and kwargs.get("keys_to_update") is None:
-            rows = zip(self._values, _values(held), strict=True)
-            self._assign(tuple(mine.merged(theirs) for mine, theirs in rows), self._device)
-            return self
-        return self._write("update", other, *args, **kwargs)
+    def _updated(self, values: tuple[TokenRow, ...]) -> tuple[TokenRow, ...]:
+        """Return the rows with the tensors of others; tensors that those do not have stay."""
+        return tuple(mine.merged(theirs) for mine, theirs in zip(self._values, values, strict=True))
 
 
 def column_tensor(
-    code: Literal["q", "f"], values: Sequence[float], dtype: torch.dtype, device: torch.device | None
+    code: Literal["q", "f"], values: Sequence[float], device: torch.device | None
 ) -> torch.Tensor:
     """Return numbers as a tensor, in a third of the time that `torch.tensor` takes for some dozens of them.
 
     Args:
-        code: Type code of `array.array`, of the same size as `dtype`.
+        code: Type code of `array.array`: "q" for int64, "f" for float32.
         values: The numbers, [T].
-        dtype: Type of the tensor.
         device: Device of the tensor.
     """
+    dtype = torch.int64 if code == "q" else torch.float32
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     made = torch.frombuffer(array(code, cast("Any", values)), dtype=dtype)
@@ -199,8 +192,7 @@ def row_of(item: Any) -> TokenRow:
     Args:
         item: TensorDict or TensorClass of a row, such as `Tokens`, of batch size [].
     """
-    td = getattr(item, "_tensordict", item) if not isinstance(item, TensorDict) else item
-    return TokenRow(dict(td.items()))
+    return TokenRow(dict(unwrapped(item).items()))
 
 
 def read_rows(td: TensorDictBase, key: str) -> list[TokenRow] | None:
@@ -218,16 +210,10 @@ def read_rows(td: TensorDictBase, key: str) -> list[TokenRow] | None:
     held = td.get(key, None)
     if held is None:
         return None
-    level = [getattr(held, "_tensordict", held)]
-    for _ in range(td.batch_dims - 1):
-        level = [below for item in level for below in items_of(item)]
     if td.batch_dims == 0:
         return [row_of(held)]
-    return [row for one in level for row in _values(one)]
-
-
-def _values(stack: Any) -> Sequence[TokenRow]:
-    return stack.values_held if type(stack) is TokenRows else list(map(row_of, items_of(stack)))
+    stacks = flattened(unwrapped(held), td.batch_dims - 1)
+    return [row for stack in stacks for row in TokenRows.from_tensordict(stack).values_held]
 
 
 def write_rows(td: TensorDictBase, key: str, rows: Sequence[TokenRow], kind: Any = None) -> None:
@@ -263,9 +249,8 @@ def as_token_rows(td: TensorDictBase, key: str) -> None:
     held = td.get(key, None)
     if held is None or isinstance(td, LazyStackedTensorDict) or not td.batch_dims:
         return
-    is_wrapped = is_tensorclass(held)
-    if type(held._tensordict if is_wrapped else held) is not TokenRows:
-        write_rows(td, key, read_rows(td, key) or [], type(held) if is_wrapped else None)
+    if type(unwrapped(held)) is not TokenRows:
+        write_rows(td, key, read_rows(td, key) or [], type(held) if is_tensorclass(held) else None)
 
 
 def ragged_spec(

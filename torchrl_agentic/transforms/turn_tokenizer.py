@@ -339,7 +339,7 @@ class _Row:
     @classmethod
     def of(cls, ledger: TokenLedger, device: torch.device | None) -> _Row:
         ids = list(ledger.ids)
-        prompt = column_tensor("q", ids, torch.int64, device)
+        prompt = column_tensor("q", ids, device)
         return cls(TokenRow({"prompt": prompt}, {"prompt": ids}), TokenRow(_ledger_tensors(ledger, device)))
 
     def extended(self, new: TokenLedger) -> _Row:
@@ -348,7 +348,7 @@ class _Row:
         more = _ledger_tensors(new, prompt.device)
         known = self.sources.tensors
         ids = list(new.ids)
-        tokens = torch.cat([prompt, column_tensor("q", ids, torch.int64, prompt.device)])
+        tokens = torch.cat([prompt, column_tensor("q", ids, prompt.device)])
         lists = {"prompt": self.tokens.ids("prompt") + ids} if self.tokens.knows_ids("prompt") else {}
         return _Row(
             TokenRow({"prompt": tokens}, lists),
@@ -436,8 +436,8 @@ def _roots(tensordict: TensorDictBase, size: int) -> list[_Root]:
 
 
 def _ledger_tensors(ledger: TokenLedger, device: torch.device | None) -> dict[str, torch.Tensor]:
-    sources = column_tensor("q", ledger.sources, torch.int64, device)
-    log_probs = column_tensor("f", ledger.log_probs, torch.float32, device)
+    sources = column_tensor("q", ledger.sources, device)
+    log_probs = column_tensor("f", ledger.log_probs, device)
     return {"mask": sources == SAMPLED, "sources": sources, "log_probs": log_probs}
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
 
 _KEEP: Any = object()
 
@@ -306,8 +306,27 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     append: Any = _writer("append")
     del_: Any = _writer("del_")
     pop: Any = _writer("pop")
-    update: Any = _writer("update")
     update_: Any = _writer("update_")
+
+    def update(self, other: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Take over the values of another stack; a dict writes entries as in a lazy stack.
+
+        Args:
+            other: The other stack, or a TensorClass around one, or a dict of entries.
+            *args: As `TensorDictBase.update` takes them.
+            **kwargs: As `TensorDictBase.update` takes them.
+        """
+        held = unwrapped(other)
+        if self.is_locked and not kwargs.get("ignore_lock"):
+            raise RuntimeError("Cannot modify locked TensorDict.")
+        if is_flat_stack(held) and kwargs.get("keys_to_update") is None:
+            self._assign(self._updated(self.from_tensordict(held).values_held), self._device)
+            return self
+        return self._write("update", held, *args, **kwargs)
+
+    def _updated(self, values: tuple[T, ...]) -> tuple[T, ...]:
+        """Return the values after an update by those of another stack."""
+        return values
 
     def _memmap_(self, **options: Any) -> Any:
         return self._thawed()._memmap_(**options)
@@ -336,6 +355,24 @@ def items_of(td: TensorDictBase) -> Sequence[TensorDictBase]:
             "this history is not a stack of messages any more: torchrl.envs.utils.step_mdp splits ragged "
             "histories. Use env.step_mdp(td), or let a rollout or a collector do it"
         ) from error
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the TensorDict behind a TensorClass; other objects as they are."""
+    return value._tensordict if is_tensorclass(value) else value
+
+
+def flattened(td: TensorDictBase, dims: int) -> list[Any]:
+    """Return the items of a stack along its first dimensions, in one list.
+
+    Args:
+        td: The stack, [*B, ...].
+        dims: Number of dimensions.
+    """
+    level: list[Any] = [td]
+    for _ in range(dims):
+        level = [below for item in level for below in items_of(item)]
+    return level
 
 
 def nested(rows: Sequence[Any], shape: Sequence[int], stack: Callable[..., Any]) -> Any:
