@@ -1,0 +1,1 @@
+"""`AgentCollector`: every trajectory advances on its own, and whole groups leave as batches."""

@@ -1,0 +1,17 @@
+"""Engines: token ids in, sampled token ids out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.engines.base import Engine, Finish, OnIds, Sampled
+
+_WHERE = {
+    "base": ("Engine", "Finish", "OnIds", "Sampled"),
+}
+__all__ = ["Engine", "Finish", "OnIds", "Sampled"]
+
+__getattr__ = load_lazily(__name__, _WHERE)

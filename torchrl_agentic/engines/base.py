@@ -1,0 +1,80 @@
+"""`Engine`: samples the token ids of one answer to the token ids of one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+Finish: TypeAlias = Literal["stop", "length", "aborted"]
+OnIds: TypeAlias = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens that an engine sampled for one request.
+
+    Attributes:
+        ids: Sampled token ids, [R], a stop token included.
+        log_probs: Log-probability of each id under the weights that sampled it, in nats, [R]; None: unknown.
+        finish: "stop" after a stop token; "length" after `max_tokens`; "aborted" if the weights changed or
+            the engine was lost, in which case sampling may resume behind `ids`.
+        version: Policy version of the weights; None: `Engine.version` when the request was made.
+    """
+
+    ids: Sequence[int]
+    log_probs: Sequence[float] | None = None
+    finish: Finish = "stop"
+    version: int | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Samples from token ids: vLLM, SGLang, transformers, a TorchRL policy. `EngineContract` tests one.
+
+    Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
+
+    Attributes:
+        version: Policy version: number of weight updates so far.
+        max_concurrent: Number of requests that the engine works on at once; further ones wait in it.
+    """
+
+    version: int
+    max_concurrent: int
+
+    async def sample(
+        self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
+    ) -> Sampled:
+        """Sample one answer.
+
+        Args:
+            ids: Token ids of the prompt, [P].
+            max_tokens: Upper bound on the number of sampled ids.
+            key: Name of the trajectory; requests with the same key share a prefix.
+            on_ids: Called on the event loop with each piece of sampled ids, in order. The pieces together are
+                the `ids` of the result.
+
+        Returns:
+            The sampled ids. `finish` is "aborted" if `update` ended the request.
+
+        Raises:
+            InfrastructureError: If the engine is lost or overloaded; the request may be made again.
+            ValueError: If the engine cannot take the prompt, such as one longer than its context.
+        """
+        ...
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights; requests that run may end with the finish "aborted".
+
+        Args:
+            weights: The weights, in the form that the engine takes; None keeps the weights and counts an
+                update.
+
+        Returns:
+            The new policy version.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End all requests and free what the engine holds; may be called again."""
+        ...
