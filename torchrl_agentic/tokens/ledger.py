@@ -1,4 +1,4 @@
-"""The token ledger of a trajectory: each id, its source, and the log-probability of the sampled ones."""
+"""The token ledger of a trajectory: each id, its source, and log-probability and version of the sampled."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class TokenLedger:
     [False, False, True, True, False]
     """
 
-    __slots__ = ("_ids", "_log_probs", "_sources")
+    __slots__ = ("_ids", "_log_probs", "_sources", "_versions")
 
     def __init__(self) -> None:
         self._ids, self._log_probs, self._sources = array("q"), array("d"), array("q")
+        self._versions = array("q")
 
     @property
     def ids(self) -> Sequence[int]:
@@ -70,6 +71,11 @@ class TokenLedger:
     def sources(self) -> Sequence[int]:
         """Source of each token, [T]: SAMPLED, PROMPT, BOUNDARY, or the number of a call."""
         return tuple(self._sources)
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Policy version that sampled each token, [T]; -1 if it was injected, or the version is unknown."""
+        return tuple(self._versions)
 
     @property
     def mask(self) -> Sequence[bool]:
@@ -111,12 +117,15 @@ class TokenLedger:
             raise ValueError(f"calls are numbered from 0; got {call}")
         self._append(ids, call)
 
-    def add_sampled(self, ids: Iterable[int], log_probs: Iterable[float] | None = None) -> None:
+    def add_sampled(
+        self, ids: Iterable[int], log_probs: Iterable[float] | None = None, *, version: int | None = None
+    ) -> None:
         """Append tokens that the policy sampled.
 
         Args:
             ids: Sampled token ids, the stop token included.
             log_probs: One log-probability per id, in nats, or None if they are unknown.
+            version: Policy version that sampled them; None: unknown.
 
         Raises:
             ValueError: If `ids` and `log_probs` differ in length, or a log-probability is above 0.
@@ -128,6 +137,8 @@ class TokenLedger:
         if any(value > _MAX_LOG_PROB for value in values):
             raise ValueError(f"a log-probability is at most 0; got {max(values)}")
         self._append(ids, SAMPLED, values)
+        if version is not None and ids:
+            self._versions[-len(ids) :] = array("q", [version]) * len(ids)
 
     def add_injected(self, ids: Iterable[int], sources: Iterable[int]) -> None:
         """Append tokens that were not sampled, from several sources.
@@ -148,6 +159,7 @@ class TokenLedger:
         self._ids.extend(ids)
         self._sources.extend(sources)
         self._log_probs.extend([math.nan] * len(ids))
+        self._versions.extend([-1] * len(ids))
 
     def spans(self) -> Iterator[Span]:
         """Yield the runs of tokens that have one source, in order."""
@@ -161,19 +173,26 @@ class TokenLedger:
         """Return an independent copy, for a branch of the trajectory."""
         new = type(self)()
         new._ids, new._log_probs, new._sources = self._ids[:], self._log_probs[:], self._sources[:]
+        new._versions = self._versions[:]
         return new
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON: "ids", "sources" and "log_probs", with None in place of NaN."""
+        """Return the ledger as JSON: "ids", "sources" and "log_probs", with None in place of NaN.
+
+        "versions" is there too if the version of any token is known.
+        """
         log_probs = [None if math.isnan(value) else value for value in self._log_probs]
-        return {"ids": list(self._ids), "sources": list(self._sources), "log_probs": log_probs}
+        made = {"ids": list(self._ids), "sources": list(self._sources), "log_probs": log_probs}
+        if any(version >= 0 for version in self._versions):
+            made["versions"] = list(self._versions)
+        return made
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read a ledger that `to_json` wrote.
 
         Args:
-            data: Lists under "ids", "sources" and "log_probs".
+            data: Lists under "ids", "sources" and "log_probs", and perhaps "versions".
 
         Raises:
             ValueError: If the lists differ in length or hold an invalid value.
@@ -181,10 +200,14 @@ class TokenLedger:
         ids, sources, log_probs = (list(data[key]) for key in ("ids", "sources", "log_probs"))
         if not len(ids) == len(sources) == len(log_probs):
             raise ValueError(f"{len(ids)} ids, {len(sources)} sources, {len(log_probs)} log-probabilities")
+        versions = list(data.get("versions") or [-1] * len(ids))
+        if len(versions) != len(ids):
+            raise ValueError(f"{len(ids)} ids, {len(versions)} policy versions")
         ledger = cls()
-        for token, source, value in zip(ids, sources, log_probs, strict=True):
+        for token, source, value, version in zip(ids, sources, log_probs, versions, strict=True):
             if source == SAMPLED:
-                ledger.add_sampled([token], None if value is None else [value])
+                known = None if version < 0 else version
+                ledger.add_sampled([token], None if value is None else [value], version=known)
             else:
                 ledger.add_injected([token], [source])
         return ledger
@@ -206,6 +229,7 @@ class TokenLedger:
         self._ids.extend(ids)
         self._sources.extend([source] * len(ids))
         self._log_probs.extend([math.nan] * len(ids) if log_probs is None else log_probs)
+        self._versions.extend([-1] * len(ids))
 
 
 def _check_ids(ids: Sequence[int]) -> None:

@@ -324,17 +324,20 @@ class TokenWriter:
         ]
         return min(bounds) - self.size if bounds else None
 
-    def add_sampled(self, ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
+    def add_sampled(
+        self, ids: Sequence[int], log_probs: Sequence[float] | None = None, *, version: int | None = None
+    ) -> None:
         """Append tokens of the current answer.
 
         Args:
             ids: Sampled token ids, the stop token included.
             log_probs: One log-probability per id, in nats, or None if they are unknown.
+            version: Policy version that sampled them; None: unknown.
 
         Raises:
             ValueError: If `ids` and `log_probs` differ in length, or a log-probability is above 0.
         """
-        self.ledger.add_sampled(ids, log_probs)
+        self.ledger.add_sampled(ids, log_probs, version=version)
         if ids:
             self._last_sampled = ids[-1]
 
@@ -352,19 +355,20 @@ class TokenWriter:
             ValueError: If the messages hold media that the model does not take.
         """
         injected = tuple(self.encoder.fit(message) for message in injected)
-        before = [*self.messages, answer]
-        self.messages = [*before, *injected]
         n_replaced = 0
+        self.messages.append(answer)
         if self.encoder.use_inference_chat_template:
+            self.messages += injected
             n_replaced = self._encode_anew()
         else:
             delta = self.encoder.encode_delta(
-                before,
+                self.messages,
                 injected,
                 next_call=self._next_call,
                 last_sampled=self._last_sampled,
                 tools=self.tools,
             )
+            self.messages += injected
             self.ledger.add_injected(delta.ids, delta.sources)
             self._next_call = max(self._next_call, max(delta.sources, default=SAMPLED) + 1)
         self._last_sampled = None

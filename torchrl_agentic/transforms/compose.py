@@ -33,7 +33,7 @@ from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import (
     RowTurn,
     as_record,
-    render,
+    render_turn,
     run_turns,
 )
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
@@ -194,7 +194,7 @@ class ToolCompose(ToolList):
             run_turns(self._rows.dispatcher, calling, states)
         for turn in turns:
             if turn.calls:
-                turn.rendered = render(self.parser, turn, self.tool_role, media=self.media)
+                turn.rendered = render_turn(self.parser, turn, self.tool_role, media=self.media)
                 rows[turn.row] = rows[turn.row].extended(turn.rendered)
             else:
                 turn.session.turn += 1
@@ -230,7 +230,7 @@ class ToolCompose(ToolList):
                 cast("Any", tool).reset_rows(flat, flat)
         sessions = [self._rows.session(row) for row in begun]
         for turn in begin_rows(self._tools, sessions, tensordict_reset, has_worlds=self._has_worlds):
-            messages = render(self.parser, turn, self.tool_role, media=self.media)
+            messages = render_turn(self.parser, turn, self.tool_role, media=self.media)
             rows[turn.row] = rows[turn.row].extended(messages)
         border.set_prompts(tensordict_reset, rows)
         specs.write_report(tensordict_reset, self._rows, (), calls=self.report_calls)

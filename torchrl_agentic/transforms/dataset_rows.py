@@ -24,7 +24,8 @@ from tensordict.utils import NestedKey
 
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.messages import Message, ParsedCall, ParseResult
+from torchrl_agentic.dispatch.opening import open_tools, read_row
+from torchrl_agentic.messages import Message, ParseResult
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, tool_columns
 from torchrl_agentic.transforms.row_turn import RowTurn
@@ -174,14 +175,9 @@ def row_data(tools: Sequence[Tool], tensordict: TensorDictBase, row: int) -> Row
     """
     found: Any = columns(tensordict, row, [key for key in tensordict.keys() if key not in _OURS])
     try:
-        data = RowData.of(found)
-        data.check([tool.name for tool in tools])
-        for tool in tools:
-            if data.allows(tool.name):
-                tool.check_row(data)
+        return read_row(found, tools)
     except ValueError as error:
         raise ValueError(f"row {row} of the data set: {error}") from None
-    return data
 
 
 def completed(
@@ -255,25 +251,18 @@ def begin_rows(
         return []
     for session in sessions:
         session.data = row_data(tools, tensordict_reset, session.row)
-    eager = [tool for tool in tools if tool.open_at_reset]
-    return run(_opened(eager, sessions)) if eager and sessions else []
+    if not sessions or not any(tool.open_at_reset for tool in tools):
+        return []
+    return run(_opened(tools, sessions))
 
 
 async def _opened(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
     """Open tools in all sessions concurrently, and return their initial messages as turns."""
-    allowed = [[tool for tool in tools if session.data.allows(tool.name)] for session in sessions]
-    opened = await asyncio.gather(*map(Session.open, sessions, allowed))
+    opened = await asyncio.gather(*(open_tools(session, tools) for session in sessions))
     return [
-        RowTurn(
-            session.row,
-            session,
-            Message("assistant", ""),
-            ParseResult(""),
-            tuple(ParsedCall(tool.name, {}, f"open_{tool.name}") for tool, _ in messages),
-            [result for _, result in messages],
-        )
-        for session, messages in zip(sessions, opened, strict=True)
-        if messages
+        RowTurn(session.row, session, Message("assistant", ""), ParseResult(""), calls, results)
+        for session, (calls, results) in zip(sessions, opened, strict=True)
+        if calls
     ]
 
 

@@ -1,15 +1,15 @@
-"""One row's turn: read the message of the model, run its calls, write the results as messages."""
+"""One row's turn: the message of the model, its calls, and the messages that carry their results."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torchrl_agentic.dispatch import Dispatcher, Session
 from torchrl_agentic.dispatch.event_loop import run
+from torchrl_agentic.dispatch.rendering import render
 from torchrl_agentic.messages import (
     JSON,
     DispatchResult,
@@ -21,8 +21,6 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.transforms import history as border
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -76,60 +74,19 @@ def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence
         turn.results = results
 
 
-def render(
-    parser: ToolCallParser, turn: RowTurn, tool_role: str, *, media: bool = False
+def render_turn(
+    parser: ToolCallParser, turn: RowTurn, tool_role: str, *, media: bool
 ) -> Sequence[Mapping[str, JSON]]:
-    """Return the messages that carry the results of a turn.
+    """Return the messages that carry the results of a turn; see `render`.
 
     Args:
         parser: The parser.
         turn: The turn.
         tool_role: Role of messages that the parser gives the role "tool".
-        media: Whether images and videos become parts of the content although the parser writes text.
+        media: Whether images and videos become parts of the content.
     """
-    rendered: Sequence[Mapping[str, JSON]] | None = None
-    if media:
-        from torchrl_agentic.tokens.media import filled, slotted  # it opens images
-
-        results, slots = slotted(turn.results)
-        if slots:
-            rendered = filled(_messages(parser, turn, results), slots)
-            if rendered is not None:
-                rendered = [_with_escaped_parts(message, parser) for message in rendered]
-    if rendered is None:
-        rendered = _messages(parser, turn, turn.results)
-    if tool_role == "tool":
-        return rendered
-    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
-
-
-def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> Mapping[str, JSON]:
-    """Escape control tokens that would appear if a template drops the images between two texts."""
-    content = message["content"]
-    if not isinstance(content, list):
-        return message
-    parts = cast("list[Mapping[str, JSON]]", content)
-    from torchrl_agentic.tokens.encoding import escaped_parts  # only media needs it
-
-    return {**message, "content": escaped_parts(parts, parser.control_escaper)}
-
-
-def _messages(
-    parser: ToolCallParser, turn: RowTurn, results: Sequence[ToolResult]
-) -> Sequence[Mapping[str, JSON]]:
-    """Render results by the parser; if it raises, as plain messages of the role "tool"."""
-    try:
-        rendered = parser.render(turn.calls, results)
-        if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
-            raise TypeError("a message has a role and a content")
-    except Exception:
-        logger.exception("parser %r cannot render (trajectory %s)", parser, turn.session.trajectory)
-        escape = parser.control_escaper.escape
-        rendered = [
-            {"role": "tool", "content": escape(result.text), "tool_call_id": escape(call.call_id)}
-            for call, result in zip(turn.calls, results, strict=True)
-        ]
-    return rendered
+    where = turn.session.trajectory
+    return render(parser, turn.calls, turn.results, trajectory=where, tool_role=tool_role, media=media)
 
 
 def as_record(turn: RowTurn, conversation: border.Conversation, recorded: int) -> Turn:
