@@ -31,6 +31,15 @@ def within(transform: object, kind: type[T]) -> Iterator[T]:
             yield from within(inner, kind)
 
 
+def leaves(transform: object) -> Iterator[object]:
+    """Yield the transforms inside a `Compose` at any depth, in order; a `ToolCompose` is one transform."""
+    if type(transform) is Compose:
+        for inner in transform.transforms:
+            yield from leaves(inner)
+    else:
+        yield transform
+
+
 def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
     """Yield the transforms of a class in the environment that a transform belongs to.
 

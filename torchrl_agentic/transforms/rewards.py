@@ -201,6 +201,15 @@ class AnswerRewardTransform(Transform):
     def _reward_of(self, conversation: border.Conversation, truth: str) -> float:
         said = (message.read() for message in reversed(conversation.messages))
         answer = next((message.text for message in said if message.role == "assistant"), "")
+        return self.reward_of(answer, truth)
+
+    def reward_of(self, answer: str, truth: str) -> float:
+        """Return the reward of an answer.
+
+        Args:
+            answer: The last message of the model; its reasoning does not count.
+            truth: The right answer.
+        """
         return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
 
     def _truth(self, tensordict: TensorDictBase, row: int) -> str:

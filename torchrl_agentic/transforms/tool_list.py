@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast
@@ -15,7 +16,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_agentic.dispatch import SessionRows
+from torchrl_agentic.dispatch import Dispatcher, SessionRows
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.limits import Limiter
@@ -217,6 +218,14 @@ class ToolList(Compose):
         Control tokens are escaped, because descriptions may come from a server.
         """
         return [self.parser.control_escaper.json(tool.spec()) for tool in self._tools]
+
+    def new_dispatcher(self) -> Dispatcher:
+        """Return a dispatcher with these tools, limiters and threads, and with sessions of its own.
+
+        A collector runs the calls of its trajectories with it.
+        """
+        self._refresh_toolsets()
+        return self._rows.dispatcher.fork(weakref.proxy(self))
 
     def append_tool(self, tool: Any) -> None:
         """Add a tool at the end."""

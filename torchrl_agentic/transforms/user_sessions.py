@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tensordict import TensorDictBase
 
-from torchrl_agentic.dispatch import Session, SessionRows
+from torchrl_agentic.dispatch import Dispatcher, Session, SessionRows
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
@@ -153,6 +153,10 @@ class UserSessions:
 
     def __contains__(self, row: object) -> bool:
         return row in self._rows.state
+
+    def new_dispatcher(self) -> Dispatcher:
+        """Return a dispatcher with these interactions, limiters and threads, and sessions of its own."""
+        return self._rows.dispatcher.fork()
 
     @property
     def turns(self) -> dict[int, int]:

@@ -5,21 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Binary, Composite, Unbounded
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.interactions.user_tool import tool_name
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.end_trajectory import EndTrajectory
-from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
+from torchrl_agentic.transforms.pipeline import beside, leaves, reset_rows, stepped
 from torchrl_agentic.transforms.specs import mark_ended, spec_with_truncated, with_truncated
 from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer
 from torchrl_agentic.transforms.user_sessions import UserSessions, UserTurn, choice, named, said
@@ -38,7 +39,7 @@ def check_order(user: object, transform: object) -> None:
         ValueError: If another transform ends what the user would answer, or does not see its messages.
     """
     seen: list[object] = []
-    for item in _leaves(transform):
+    for item in leaves(transform):
         if isinstance(item, EndTrajectory) and item.when_no_calls:
             raise ValueError(
                 "EndTrajectory(when_no_calls=True) ends trajectories that UserSimulator continues: remove "
@@ -50,14 +51,6 @@ def check_order(user: object, transform: object) -> None:
         raise ValueError(f"UserSimulator reads what ToolCompose writes: {ORDER}")
     if user in seen and any(isinstance(item, TurnTokenizer) for item in seen[: seen.index(user)]):
         raise ValueError(f"TurnTokenizer must see what UserSimulator writes: {ORDER}")
-
-
-def _leaves(transform: object) -> Iterator[object]:
-    if isinstance(transform, Compose) and not isinstance(transform, ToolCompose):
-        for inner in transform.transforms:
-            yield from _leaves(inner)
-    else:
-        yield transform
 
 
 _DTYPES = {
@@ -136,6 +129,10 @@ class UserSimulator(Transform):
         }
         self._users = UserSessions(self.interactions, role, options)
         self._mask: torch.Tensor | None = None
+
+    def new_dispatcher(self) -> Dispatcher:
+        """Return a dispatcher with these interactions, limiters and threads, and sessions of its own."""
+        return self._users.new_dispatcher()
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         called = next_tensordict.get((specs.KEY, "any_tool_calls"), None)
