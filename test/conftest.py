@@ -39,6 +39,7 @@ SLOW = (
     "tools/http/test_body.py",
     "tools/http/test_page.py",
     "cli/test_servers.py",
+    "collectors/test_admission.py",
     "test_examples.py",
     "transforms/test_hazards.py",
     "transforms/test_consumers_torchrl.py",

@@ -1,6 +1,7 @@
 """Wrong types and values of public arguments are refused in our words, when the object is made."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def test_numbers_are_accepted_if_they_are_above_zero(value: float):
 
     assert accepts(check_seconds) == accepts(check_above_zero) == (value > 0)
     assert accepts(check_count) == (1 <= value < math.inf and value == int(value))
+    assert accepts(partial(check_count, least=0)) == (0 <= value < math.inf and value == int(value))
 
 
 @pytest.mark.parametrize(

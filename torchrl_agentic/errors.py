@@ -111,25 +111,26 @@ def check_above_zero(name: str, value: Any, unit: str = "", *, none: str = "no l
         raise ValueError(f"{name} must be above 0{unit}, or None for {none}; got {value}")
 
 
-def check_count(name: str, value: Any, *, optional: bool = True) -> None:
-    """Check that a public argument is a whole number of 1 or more.
+def check_count(name: str, value: Any, *, optional: bool = True, least: int = 1) -> None:
+    """Check that a public argument is a whole number of 1 or more, or of `least` or more.
 
     Args:
         name: Name of the argument.
         value: Value of the argument. A float without a fraction is accepted.
         optional: Whether None is accepted.
+        least: Smallest number that is accepted.
 
     Raises:
         TypeError: If `value` is not a number.
-        ValueError: If `value` is below 1, infinite or not whole.
+        ValueError: If `value` is below `least`, infinite or not whole.
     """
     if optional and value is None:
         return
     or_none = ", or None for no limit" if optional else ""
     if not _is_number(value):
-        raise TypeError(f"{name} is a whole number of 1 or more{or_none}; got {_described(value)}")
-    if not (1 <= value < math.inf and value % 1 == 0):
-        raise ValueError(f"{name} must be 1 or more, and whole{or_none}; got {value}")
+        raise TypeError(f"{name} is a whole number of {least} or more{or_none}; got {_described(value)}")
+    if not (least <= value < math.inf and value % 1 == 0):
+        raise ValueError(f"{name} must be {least} or more, and whole{or_none}; got {value}")
 
 
 def _is_number(value: Any) -> bool:

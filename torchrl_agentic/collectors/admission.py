@@ -1,0 +1,281 @@
+"""`Admission`: decides which groups begin, and which leave as a batch, so that no group becomes too old."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+
+from torchrl_agentic.errors import check_count
+
+
+class Admission:
+    """Bound the age of groups without discarding any and without preferring short ones.
+
+    The age of a group is the policy version at which it is handed out, less the version at which it began.
+    Each weight update is expected to follow one batch of `B = groups_per_batch` groups. Three rules together
+    keep every age within `max_staleness`:
+
+    1. A group begins only while fewer than `(1 + max_staleness) * B` groups have begun and are not trained
+       on. A group counts as trained on at the weight update behind its batch, not when it is handed out.
+    2. The oldest finished groups leave first.
+    3. A batch leaves only if the groups that stay can meet their deadlines: for each k, at most `k * B` of
+       them are due within k updates (earliest deadline first). Otherwise the batch waits for older groups.
+
+    If all groups are finished, rule 3 holds for the oldest `B` of them, so that waiting always ends. The
+    first n batches contain every group that began `max_staleness` updates earlier, and no other than the
+    first `(n + max_staleness) * B` groups, dropped ones left out. So at most `max_staleness * B` groups are
+    exchanged for later ones, however many batches there are: the lengths that are trained on are those that
+    began. With `max_staleness=0`, the batches are those of a synchronous loop.
+
+    The caller takes a batch when the trainer asks for it, and no earlier: a batch that waits becomes older.
+
+    Args:
+        groups_per_batch: Number of groups in a batch.
+        max_staleness: Largest age of a group in updates; None for no bound.
+        version: Current policy version.
+        max_begun: Largest number of groups that have begun and are not trained on, at least
+            `groups_per_batch`; None for the bound that `max_staleness` implies, or no bound if that is None
+            too.
+
+    Attributes:
+        version: Current policy version.
+        begun: Number of groups that have begun so far, dropped ones included.
+        handed_out: Number of groups handed out so far.
+        dropped: Number of groups dropped so far.
+
+    Raises:
+        TypeError: If an argument is not a number.
+        ValueError: If a number is too small or not whole.
+    """
+
+    def __init__(
+        self,
+        groups_per_batch: int,
+        max_staleness: int | None,
+        version: int = 0,
+        *,
+        max_begun: int | None = None,
+    ) -> None:
+        check_count("groups_per_batch", groups_per_batch, optional=False)
+        check_count("max_staleness", max_staleness, least=0)
+        check_count("version", version, optional=False, least=0)
+        check_count("max_begun", max_begun)
+        if max_begun is not None and max_begun < groups_per_batch:
+            raise ValueError(
+                f"max_begun must be at least groups_per_batch, {groups_per_batch}, or no batch is ever "
+                f"complete; got {max_begun}"
+            )
+        self.version = int(version)
+        self.begun = 0
+        self.handed_out = 0
+        self.dropped = 0
+        self._batch = int(groups_per_batch)
+        self._max_staleness = None if max_staleness is None else int(max_staleness)
+        bounds = [] if max_begun is None else [int(max_begun)]
+        if self._max_staleness is not None:
+            bounds.append((1 + self._max_staleness) * self._batch)
+        self._max_begun = min(bounds, default=None)
+        self._trained = 0
+        self._versions: dict[int, int] = {}
+        """Version at which each group began that has not left, by number."""
+        self._sizes: Counter[int] = Counter()
+        """Number of these groups by version. Groups begin at the latest version, so the keys ascend."""
+        self._finished: list[tuple[int, int]] = []
+        """(version, number) of each of these groups that is finished, sorted: the oldest is first."""
+        self._is_ended = False
+
+    @property
+    def finished(self) -> int:
+        """Number of groups that are finished and have not left."""
+        return len(self._finished)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of groups that have begun and are neither finished nor dropped."""
+        return len(self._versions) - len(self._finished)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a new group may begin now."""
+        if self._is_ended:
+            return False
+        return self._max_begun is None or self.begun - self.dropped - self._trained < self._max_begun
+
+    def begin(self) -> int:
+        """Begin a group under the current policy version.
+
+        Returns:
+            Number of the group: 0, 1, and so on.
+
+        Raises:
+            RuntimeError: If `can_begin` is False.
+        """
+        if not self.can_begin:
+            reason = (
+                "the tasks have ended" if self._is_ended else f"{self._max_begun} groups are not trained on"
+            )
+            raise RuntimeError(f"no group may begin now, because {reason}; check can_begin first")
+        number = self.begun
+        self.begun += 1
+        self._enter(number)
+        return number
+
+    def finish(self, number: int) -> None:
+        """Record that all trajectories of a group have ended, so that it may leave.
+
+        Args:
+            number: Number of the group.
+
+        Raises:
+            ValueError: If the group is finished already, has left or never began.
+        """
+        entry = (self._version(number), number)
+        if self._place(entry) is not None:
+            raise ValueError(f"group {number} is finished already")
+        insort(self._finished, entry)
+
+    def drop(self, number: int) -> None:
+        """Give up a group; a later group takes its place in a batch.
+
+        Args:
+            number: Number of the group, finished or not.
+
+        Raises:
+            ValueError: If the group has left or never began.
+        """
+        self._remove(number)
+        self.dropped += 1
+
+    def restart(self, number: int) -> None:
+        """Begin a group again under the current policy version, so that its age is 0.
+
+        Args:
+            number: Number of the group, finished or not.
+
+        Raises:
+            ValueError: If the group has left or never began.
+        """
+        self._remove(number)
+        self._enter(number)
+
+    def age(self, number: int) -> int:
+        """Return the age that a group would have if it were handed out now, in updates.
+
+        Args:
+            number: Number of a group that has not left.
+        """
+        return self.version - self._version(number)
+
+    def take(self) -> list[int] | None:
+        """Hand out the next batch.
+
+        Returns:
+            Numbers of its groups, oldest first; None if no batch may leave now. After `end`, the last batch
+            may be short, and an empty one means that all groups have left.
+        """
+        if self.finished < self._batch and not (self._is_ended and not self.unfinished):
+            return None
+        batch = self._finished[: self._batch]
+        if not self._leaves_time(batch):
+            return None
+        del self._finished[: self._batch]
+        for _, number in batch:
+            self._forget(number)
+        self.handed_out += len(batch)
+        return [number for _, number in batch]
+
+    def update(self, version: int) -> None:
+        """Record a weight update: the groups handed out so far count as trained on.
+
+        Args:
+            version: The new policy version.
+
+        Raises:
+            ValueError: If `version` is not above the current one.
+        """
+        check_count("version", version, optional=False)
+        if version <= self.version:
+            raise ValueError(f"an update leads to a version above {self.version}; got {version}")
+        self.version = int(version)
+        self._trained = self.handed_out
+
+    def resume(self) -> None:
+        """Record that the trainer asks for a batch without an update in between.
+
+        The weights are the same, so the groups handed out so far need not count any longer.
+        """
+        self._trained = self.handed_out
+
+    def end(self) -> None:
+        """Record that there are no more tasks: no group begins from now on."""
+        self._is_ended = True
+
+    @property
+    def overdue(self) -> list[int]:
+        """Groups that must restart, because they cannot all be handed out in time, oldest first.
+
+        There are such groups only after more than one update since the previous batch. Finished groups are
+        kept rather than unfinished ones, and older groups rather than newer ones.
+        """
+        if self._max_staleness is None or self._is_feasible(self._sizes, self.version):
+            return []
+        finished = {number for _, number in self._finished}
+        keep: Counter[int] = Counter()
+        late: list[int] = []
+        by_value = sorted(
+            self._versions, key=lambda number: (number not in finished, self._versions[number], number)
+        )
+        for number in by_value:
+            version = self._versions[number]
+            keep[version] += 1
+            if not self._is_feasible(keep, self.version):
+                keep[version] -= 1
+                late.append(number)
+        return sorted(late, key=lambda number: (self._versions[number], number))
+
+    def _leaves_time(self, batch: list[tuple[int, int]]) -> bool:
+        """Check that a batch is young enough, and that the others can be handed out after later updates."""
+        if self._max_staleness is None or not batch:
+            return True
+        if self.version - batch[0][0] > self._max_staleness:
+            return False
+        return self._is_feasible(self._sizes - Counter(version for version, _ in batch), self.version + 1)
+
+    def _is_feasible(self, sizes: Counter[int], first: int) -> bool:
+        """Check that groups meet their deadlines if one batch leaves at each version from `first` on."""
+        assert self._max_staleness is not None
+        due = 0
+        for version in sorted(sizes):
+            due += sizes[version]
+            if due > max(0, version + self._max_staleness - first + 1) * self._batch:
+                return False
+        return True
+
+    def _enter(self, number: int) -> None:
+        self._versions[number] = self.version
+        self._sizes[self.version] += 1
+
+    def _remove(self, number: int) -> None:
+        """Remove a group that has not left."""
+        place = self._place((self._version(number), number))
+        if place is not None:
+            del self._finished[place]
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        version = self._versions.pop(number)
+        self._sizes[version] -= 1
+        if not self._sizes[version]:
+            del self._sizes[version]
+
+    def _version(self, number: int) -> int:
+        """Return the version at which a group began that has not left."""
+        if number not in self._versions:
+            state = "has left or was dropped" if 0 <= number < self.begun else "never began"
+            raise ValueError(f"group {number} {state}")
+        return self._versions[number]
+
+    def _place(self, entry: tuple[int, int]) -> int | None:
+        """Return the index of a finished group in `_finished`, or None if the group is not finished."""
+        place = bisect_left(self._finished, entry)
+        return place if place < len(self._finished) and self._finished[place] == entry else None
