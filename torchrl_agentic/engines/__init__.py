@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
-    from torchrl_agentic.engines.base import Engine, Finish, OnIds, Sampled
+    from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
 
 _WHERE = {
-    "base": ("Engine", "Finish", "OnIds", "Sampled"),
+    "base": ("ChatEngine", "Engine", "Finish", "OnIds", "Sampled"),
 }
-__all__ = ["Engine", "Finish", "OnIds", "Sampled"]
+__all__ = ["ChatEngine", "Engine", "Finish", "OnIds", "Sampled"]
 
 __getattr__ = load_lazily(__name__, _WHERE)

@@ -1,10 +1,12 @@
-"""`Engine`: samples the token ids of one answer to the token ids of one prompt."""
+"""`Engine` samples the token ids of an answer to those of a prompt; `ChatEngine` answers messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from torchrl_agentic.messages import Message
 
 Finish: TypeAlias = Literal["stop", "length", "aborted"]
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
@@ -67,8 +69,9 @@ class Engine(Protocol):
         """Load new weights; requests that run may end with the finish "aborted".
 
         Args:
-            weights: The weights, in the form that the engine takes; None keeps the weights and counts an
-                update.
+            weights: The weights, in the form that the engine takes; a function without arguments that loads
+                them, called on a thread while nothing is sampled; or None, which keeps the weights and counts
+                an update.
 
         Returns:
             The new policy version.
@@ -77,4 +80,48 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End all requests and free what the engine holds; may be called again."""
+        ...
+
+
+@runtime_checkable
+class ChatEngine(Protocol):
+    """Answers messages with a message: a model behind an API, a recorded conversation.
+
+    Trajectories over it have no tokens, so that no loss can use them.
+
+    Attributes:
+        version: Policy version: number of weight updates so far.
+        max_concurrent: Number of requests that the engine works on at once.
+    """
+
+    version: int
+    max_concurrent: int
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        key: str,
+    ) -> Message:
+        """Return the next message of the model.
+
+        Args:
+            messages: The conversation, in the form of chat templates.
+            tools: Descriptions of the tools, in the form of OpenAI's API.
+            max_tokens: Upper bound on the tokens of the message.
+            key: Name of the trajectory.
+
+        Raises:
+            InfrastructureError: If the engine is lost or overloaded; the request may be made again.
+        """
+        ...
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights, as `Engine.update` does."""
+        ...
+
+    async def close(self) -> None:
+        """End all requests; may be called again."""
         ...

@@ -16,10 +16,11 @@ from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Status, Turn
 from torchrl_agentic.records import Recorders, TrajectoryHook, TrajectoryRecord, as_hook
 from torchrl_agentic.records.json_dump import REDACTED
-from torchrl_agentic.rollout.scripted import ScriptedPolicy, message_fields
+from torchrl_agentic.rollout.scripted import ScriptedPolicy
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.transforms import ToolCompose
+from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.history import as_history
 
 
@@ -226,7 +227,7 @@ def replay(
             empty = [Conversation("", batch[0].prompt, (), ())] * (size - len(batch))
             filled = [*batch, *empty]  # the model says nothing in rows without a conversation
             policy = ScriptedPolicy([conversation.turns for conversation in filled])
-            chats = [[message_fields(message) for message in one.prompt] for one in filled]
+            chats = [[StoredMessage.of(message) for message in one.prompt] for one in filled]
             td = env.reset(TensorDict({"query": as_history(chats)}, batch_size=[size]))
             for _ in range(max(len(conversation.turns) for conversation in batch)):
                 td = env.step_mdp(env.step(policy(td)))

@@ -14,6 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_agentic.messages import Message
 from torchrl_agentic.transforms import AgentHistory
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.conversation import StoredMessage
 
 Script = Callable[[Sequence[Message]], str | Message] | Sequence[Sequence[str | Message]]
 
@@ -76,20 +77,10 @@ def add_answers(td: TensorDictBase, answers: Sequence[Message]) -> TensorDictBas
         td: The root of a step, [*B].
         answers: The assistant's message of each row, rows counted through the flattened batch.
     """
-    written = [message_fields(message) for message in answers]
+    written = [StoredMessage.of(message) for message in answers]
     rows = zip(border.prompts(td), written, strict=True)
     history = td.get("history")
     responses = [border.Conversation.of([answer]) for answer in written]
     history.response = AgentHistory.of(responses, td.batch_size)
     history.full = AgentHistory.of([row.extended([answer]) for row, answer in rows], td.batch_size)
     return td.set("history", history)
-
-
-def message_fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message that its history keeps."""
-    fields: dict[str, object] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        fields["tool_calls"] = list(message.tool_calls)
-    if not message.is_complete:
-        fields["is_complete"] = False
-    return fields

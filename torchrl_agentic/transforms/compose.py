@@ -134,7 +134,7 @@ class ToolCompose(ToolList):
         if isinstance(eos_strings, str):
             raise TypeError(f"eos_strings is a list of strings: eos_strings=[{eos_strings!r}]")
         self.parser = parser_for(parser, tokenizer, template_kwargs or {})
-        self._knows_tokenizer = tokenizer is not None
+        self.knows_tokenizer = tokenizer is not None
         self.tool_role = tool_role
         self.media = media
         if media:
@@ -143,7 +143,7 @@ class ToolCompose(ToolList):
             require_pillow()
         self.report_calls = report_calls
         self.eos_strings = tuple(eos_strings)
-        self._pass_state = pass_state_to_tools
+        self.passes_state = pass_state_to_tools
         self._toolsets = []
         options = {
             "rate_limits": limits_by_tool(rate_limits),
@@ -189,7 +189,7 @@ class ToolCompose(ToolList):
             )
             turns.append(RowTurn(index, session, message, parsed))
         if calling := [turn for turn in turns if turn.parsed.calls]:
-            views = self._pass_state and any(tool.wants_state for tool in self._tools)
+            views = self.passes_state and any(tool.wants_state for tool in self._tools)
             states = [visible_state(tensordict, turn.row) if views else None for turn in calling]
             run_turns(self._rows.dispatcher, calling, states)
         for turn in turns:
@@ -312,12 +312,12 @@ class ToolCompose(ToolList):
         Compose.__init__(clone)
         kept = (
             "parser",
-            "_knows_tokenizer",
+            "knows_tokenizer",
             "tool_role",
             "media",
             "report_calls",
             "eos_strings",
-            "_pass_state",
+            "passes_state",
         )
         clone.__dict__.update({name: self.__dict__[name] for name in kept})
         clone._rows, clone._toolsets = self._rows.clone(clone), list(self._toolsets)

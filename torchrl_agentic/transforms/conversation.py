@@ -66,6 +66,16 @@ class StoredMessage(Mapping[str, Any]):
         self._fields = {key: copied(value) for key, value in fields.items()}
         self._shown: TensorDictBase | None = None
 
+    @classmethod
+    def of(cls, message: Message) -> StoredMessage:
+        """Return a message of the model, with the fields that its history keeps."""
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls:
+            fields["tool_calls"] = list(message.tool_calls)
+        if not message.is_complete:
+            fields[_COMPLETE] = False
+        return cls(fields)
+
     def __getitem__(self, key: str) -> Any:
         return copied(self._fields[key])
 

@@ -155,7 +155,7 @@ class ToolList(Compose):
     parser: ToolCallParser
     _toolsets: list[Added]
     _rows: SessionRows[Any]
-    _knows_tokenizer: bool
+    knows_tokenizer: bool
     _met_tokenizer: int = 0
 
     @property
@@ -300,7 +300,7 @@ class ToolList(Compose):
 
     def _meet_tokenizer(self) -> None:
         """Set the parser up for the tokenizer of the environment, unless the constructor got one."""
-        if self._knows_tokenizer:
+        if self.knows_tokenizer:
             return
         tokenizer, kwargs = tokenizer_of(self.container)
         if tokenizer is not None and id(tokenizer) != self._met_tokenizer:

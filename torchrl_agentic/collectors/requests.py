@@ -1,0 +1,205 @@
+"""`Requests`: the requests of a collector to its engine, with retries, updates and resumed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.tokens.writer import TokenWriter
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+OnUpdate = Literal["resume", "finish"]
+MAX_EMPTY_ABORTS = 100
+"""Number of times in a row that an engine may abort a request without any token."""
+
+
+class WrongAnswer(InfrastructureError):
+    """An engine broke its protocol: unknown ids, too many tokens, log-probabilities of another length."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of a collector's requests.
+
+    Attributes:
+        open: Requests at the engine now.
+        aborted: Requests that an update or a lost engine ended before the answer was complete.
+        retried: Requests that were made again after an InfrastructureError.
+    """
+
+    open: int = 0
+    aborted: int = 0
+    retried: int = 0
+
+
+class Requests:
+    """The requests of a collector to its engine.
+
+    Args:
+        engine: The engine.
+        stop_ids: Ids that end an answer.
+        vocabulary: Number of token ids; None: unknown.
+        retries: Number of times that a request is made again after an InfrastructureError.
+        backoff_s: Seconds before the first retry; doubled before each further one.
+        on_change: Called when the number of open requests changes, with +1 or -1.
+
+    Attributes:
+        counts: Counts so far.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | ChatEngine,
+        *,
+        stop_ids: Sequence[int] = (),
+        vocabulary: int | None = None,
+        retries: int = 3,
+        backoff_s: float = 0.5,
+        on_change: Callable[[int], None] | None = None,
+    ) -> None:
+        self.engine: Any = engine
+        self.counts = Counts()
+        self._stop_ids = frozenset(stop_ids)
+        self._vocabulary = vocabulary
+        self._retries, self._backoff_s = retries, backoff_s
+        self._on_change = on_change or (lambda _: None)
+        self._admits = asyncio.Event()
+        self._admits.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def sample(
+        self, writer: TokenWriter, *, max_tokens: int, key: str, on_ids: OnIds | None = None
+    ) -> tuple[list[int], Finish]:
+        """Sample one answer behind the tokens of a trajectory, and append it to them.
+
+        An answer that an update aborts goes on behind the ids that it has, under the new weights, within the
+        same bound. Its tokens carry the versions that sampled them.
+
+        Args:
+            writer: Tokens of the trajectory.
+            max_tokens: Upper bound on the tokens of the answer.
+            key: Name of the trajectory.
+            on_ids: Called with each piece of the answer.
+
+        Returns:
+            The ids of the whole answer, and "stop" or "length".
+
+        Raises:
+            InfrastructureError: If the engine fails more often than `retries` allows, or breaks its protocol.
+            ValueError: If the engine cannot take the prompt.
+        """
+        answer: list[int] = []
+        n_empty = 0
+        while True:
+            left = max_tokens - len(answer)
+            ask = functools.partial(self._ask, writer.ids, left, key, on_ids)
+            found = await self._with_retries(ask, key)
+            ids = list(found.ids)
+            self._check(ids, found.log_probs, left)
+            writer.add_sampled(ids, found.log_probs, version=found.version)
+            answer += ids
+            if found.finish != "aborted":
+                return answer, found.finish
+            self.counts.aborted += 1
+            if ids and ids[-1] in self._stop_ids:
+                return answer, "stop"
+            if len(answer) >= max_tokens:
+                return answer, "length"
+            n_empty = 0 if ids else n_empty + 1
+            if n_empty > MAX_EMPTY_ABORTS:
+                raise InfrastructureError(f"the engine aborted {key} {n_empty} times without a token")
+            await asyncio.sleep(0 if ids else 0.01)
+
+    async def chat(self, ask: Callable[[Any], Awaitable[T]], key: str) -> T:
+        """Make a request for a message.
+
+        Args:
+            ask: Makes the request to the engine that it is called with.
+            key: Name of the trajectory.
+
+        Raises:
+            InfrastructureError: If the engine fails more often than `retries` allows.
+        """
+        return await self._with_retries(lambda: self._counted(lambda: ask(self.engine)), key)
+
+    async def _ask(self, ids: Sequence[int], max_tokens: int, key: str, on_ids: OnIds | None) -> Sampled:
+        async def ask() -> Sampled:
+            version = self.engine.version
+            found: Sampled = await self.engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+            if found.version is not None:
+                return found
+            return Sampled(found.ids, found.log_probs, found.finish, version)
+
+        return await self._counted(ask)
+
+    async def _counted(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Wait until requests may be made, make one, and count it while it is open."""
+        await self._admits.wait()
+        self.counts.open += 1
+        self._idle.clear()
+        self._on_change(1)
+        try:
+            return await ask()
+        finally:
+            self.counts.open -= 1
+            if not self.counts.open:
+                self._idle.set()
+            self._on_change(-1)
+
+    async def _with_retries(self, ask: Callable[[], Awaitable[T]], key: str) -> T:
+        for attempt in range(self._retries + 1):
+            try:
+                return await ask()
+            except WrongAnswer:
+                raise
+            except InfrastructureError as error:
+                if attempt == self._retries:
+                    raise
+                self.counts.retried += 1
+                logger.warning("the engine failed (%s): %s; asking again", key, error)
+                await asyncio.sleep(self._backoff_s * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _check(self, ids: Sequence[int], log_probs: Sequence[float] | None, max_tokens: int) -> None:
+        """Raise WrongAnswer if an answer breaks the protocol of engines."""
+        if len(ids) > max_tokens:
+            raise WrongAnswer(
+                f"the engine sampled {len(ids)} tokens, but at most {max_tokens} were asked for"
+            )
+        if log_probs is not None and len(log_probs) != len(ids):
+            raise WrongAnswer(f"the engine returned {len(ids)} ids and {len(log_probs)} log-probabilities")
+        bound = self._vocabulary
+        if ids and bound is not None and not 0 <= min(ids) <= max(ids) < bound:
+            raise WrongAnswer(
+                f"the engine returned ids from {min(ids)} to {max(ids)}, but the tokenizer has {bound} ids: is "
+                "it the tokenizer of this model?"
+            )
+
+    async def update(self, weights: Any, on_update: OnUpdate) -> int:
+        """Update the weights of the engine.
+
+        Args:
+            weights: As `Engine.update` takes them.
+            on_update: "resume": running requests are aborted and go on under the new weights. "finish": they
+                end under the old ones first, while new requests wait.
+
+        Returns:
+            The new policy version.
+        """
+        if on_update == "resume":
+            return await self.engine.update(weights)
+        self._admits.clear()
+        try:
+            await self._idle.wait()
+            return await self.engine.update(weights)
+        finally:
+            self._admits.set()

@@ -1,0 +1,364 @@
+"""`RolloutLoop`: begins groups of trajectories, replaces failed ones, and hands out batches of whole groups.
+
+It lives on one event loop. `Admission` and `Capacity` decide what may begin and leave; this module acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.capacity import Capacity, Slot
+from torchrl_agentic.collectors.requests import OnUpdate, Requests
+from torchrl_agentic.collectors.span import Cause, Span
+from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.trajectory import Reward, RewardError, TrajectoryRun
+from torchrl_agentic.errors import InfrastructureError
+
+logger = logging.getLogger(__name__)
+
+OnFailure = Literal["replace", "drop", "raise"]
+MAX_DROPPED_IN_A_ROW = 32
+"""Number of groups that may be dropped one after the other, without one that is whole, before it raises."""
+
+
+class CollectorError(RuntimeError):
+    """The collector cannot go on; the cause is the failure that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Options of a `RolloutLoop`; see `AgentCollector` for their meaning."""
+
+    group_size: int = 1
+    max_new_tokens: int = 1024
+    on_update: OnUpdate = "resume"
+    trajectory_timeout: float | None = None
+    on_failure: OnFailure = "replace"
+    max_replacements: int = 3
+    quorum: int | None = None
+    reward: Reward | None = None
+    speculate: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """The trajectories of one task.
+
+    Attributes:
+        number: Number of the group, counted from 0.
+        task: The task.
+        done: Trajectories that have ended, in the order of their index once the group is whole.
+        running: Tasks of the others, by index.
+        attempts: Number of trajectories that failed and were replaced.
+    """
+
+    number: int
+    task: Task
+    done: list[Trajectory] = field(default_factory=list[Trajectory])
+    running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
+    attempts: int = 0
+
+
+class RolloutLoop:
+    """The trajectories of a collector, on the event loop that is running when it is created.
+
+    Args:
+        agent: What the trajectories share.
+        requests: Requests to the engine.
+        tasks: Tasks or rows of a data set, sync or async, read as they are needed.
+        admission: Decides which groups begin and leave.
+        capacity: Decides how many trajectories run at once.
+        stats: Gets everything that happens.
+        prefix: Part of the names of trajectories that is unique in the process.
+        max_finished: Number of whole groups that may wait for their batch before no more begin.
+        options: See `LoopOptions`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        requests: Requests,
+        tasks: Iterable[Any] | AsyncIterable[Any],
+        *,
+        admission: Admission,
+        capacity: Capacity,
+        stats: CollectorStats,
+        prefix: str,
+        max_finished: int,
+        options: LoopOptions,
+    ) -> None:
+        self._agent, self._requests, self._tasks = agent, requests, tasks
+        self._admission, self._capacity, self._stats = admission, capacity, stats
+        self._prefix, self._max_finished, self._options = prefix, max_finished, options
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._groups: dict[int, Group] = {}
+        self._waiting: deque[tuple[Group, int]] = deque()
+        self._own_tasks: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None
+        self._dropped_in_a_row = 0
+        self._taking = asyncio.Lock()
+        self._is_closed = False
+
+    async def next_batch(self) -> list[Group] | None:
+        """Return the groups of the next batch, oldest first, as soon as it may leave; None after the last.
+
+        Raises:
+            CollectorError: If a failure ended the collector, or the tasks raise.
+        """
+        async with self._taking:
+            if not self._own_tasks and not self._is_closed:
+                self._own_tasks = [
+                    self._loop.create_task(self._begin_groups()),
+                    self._loop.create_task(self._start_trajectories()),
+                ]
+            self._follow_version()
+            self._admission.resume()
+            self._changed.set()
+            self._stats.wait_began()
+            taken: list[int] | None = None
+
+            def is_ready() -> bool:
+                nonlocal taken
+                if self._error is None and not self._is_closed:
+                    taken = self._take()
+                return taken is not None or self._error is not None or self._is_closed
+
+            try:
+                await self._until(is_ready)
+            finally:
+                self._stats.wait_ended()
+            if self._error is not None:
+                raise CollectorError(f"the collector ended: {self._error}") from self._error
+            return [self._groups.pop(number) for number in taken or ()] or None
+
+    def _take(self) -> list[int] | None:
+        self._follow_version()
+        for number in self._admission.overdue:
+            self._restart(self._groups[number])
+        return self._admission.take()
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights; what was handed out counts as trained on, and running trajectories continue.
+
+        Args:
+            weights: As the engine takes them.
+
+        Returns:
+            The new policy version.
+        """
+        start = self._loop.time()
+        can_resume = getattr(self._requests.engine, "can_resume", True)
+        version = await self._requests.update(weights, self._options.on_update if can_resume else "finish")
+        self._follow_version()
+        self._stats.add(Span("update", start, self._loop.time(), version=version))
+        self._changed.set()
+        return version
+
+    async def close(self) -> None:
+        """Cancel all trajectories, and close what they hold open; may be called again."""
+        self._is_closed = True
+        self._changed.set()
+        running = [task for group in self._groups.values() for task in group.running.values()]
+        running += self._own_tasks
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._groups.clear()
+        self._waiting.clear()
+        await self._agent.close()
+        self._stats.stop()
+
+    def _follow_version(self) -> None:
+        """Tell the admission of updates, also of those that another collector made."""
+        version = self._requests.engine.version
+        if version > self._admission.version:
+            self._admission.update(version)
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        """Wait until a condition holds that changes only with `_changed`."""
+        while not is_true():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the collector: whoever asks for the next batch gets the error."""
+        self._error = self._error or error
+        self._changed.set()
+
+    async def _begin_groups(self) -> None:
+        """Begin groups as admission and capacity allow, until the tasks end."""
+        number = 0
+        try:
+            async for row in _each(self._tasks):
+                task = Task.of(row, number)
+                number += 1
+                start = self._loop.time()
+                await self._until(self._may_begin)
+                self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
+                self._follow_version()
+                group = Group(self._admission.begin(), task)
+                self._groups[group.number] = group
+                self._waiting.extend((group, index) for index in range(self._options.group_size))
+                self._changed.set()
+            self._admission.end()
+            self._changed.set()
+        except Exception as error:
+            self._fail(error)
+
+    def _may_begin(self) -> bool:
+        return (
+            not self._waiting
+            and self._capacity.free > 0
+            and self._admission.can_begin
+            and self._admission.finished < self._max_finished
+        )
+
+    async def _start_trajectories(self) -> None:
+        """Start the trajectories of groups that have begun, as the capacity allows."""
+        while True:
+            await self._until(lambda: bool(self._waiting) and self._capacity.free > 0)
+            group, index = self._waiting.popleft()
+            if self._groups.get(group.number) is group:
+                group.running[index] = self._loop.create_task(self._run(group, index, self._capacity.enter()))
+            self._changed.set()
+            await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
+
+    async def _run(self, group: Group, index: int, slot: Slot) -> None:
+        """Run one trajectory of a group, and decide what follows from its end."""
+        attempt = f"~{group.attempts}" if group.attempts else ""
+        name = f"{group.task.name}/{group.number}.{index}{attempt}@{self._prefix}"
+        self._stats.trajectory_began(name, str(group.number))
+        reason, is_kept, failure = CANCELLED, False, None
+        try:
+            async with asyncio.timeout(self._options.trajectory_timeout):
+                trajectory = await TrajectoryRun(
+                    self._agent,
+                    self._requests,
+                    group.task,
+                    name=name,
+                    index=index,
+                    max_new_tokens=self._options.max_new_tokens,
+                    reward=self._options.reward,
+                    observer=_Observer(self._stats, slot),
+                ).run()
+            reason, is_kept = trajectory.reason, True
+            group.done.append(trajectory)
+        except Exception as error:
+            reason, failure = _kind(error), error
+        finally:
+            slot.leave()
+            group.running.pop(index, None)
+            self._stats.trajectory_ended(name, reason, is_kept=is_kept)
+            self._changed.set()
+        if self._groups.get(group.number) is not group:
+            return
+        if failure is not None:
+            self._handle_failure(group, index, name, failure)
+        elif len(group.done) >= (self._options.quorum or self._options.group_size):
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        """Mark a group as whole; with a quorum, cancel those that are not needed."""
+        for task in list(group.running.values()):
+            task.cancel()
+        self._forget_waiting(group)
+        group.done.sort(key=lambda trajectory: trajectory.index)
+        self._dropped_in_a_row = 0
+        self._admission.finish(group.number)
+
+    def _handle_failure(self, group: Group, index: int, name: str, error: Exception) -> None:
+        """Replace a failed trajectory, drop its group, or end the collector."""
+        kind, options = _kind(error), self._options
+        self._stats.failure(kind)
+        if options.on_failure == "raise":
+            self._fail(error)
+            return
+        # A task that cannot be begun would fail again in the same way.
+        if options.on_failure == "replace" and kind != "task" and group.attempts < options.max_replacements:
+            logger.warning("trajectory %s failed (%s) and is replaced: %r", name, kind, error)
+            group.attempts += 1
+            self._stats.count("replaced")
+            self._waiting.appendleft((group, index))
+            return
+        logger.error("trajectory %s failed (%s); its group is dropped", name, kind, exc_info=error)
+        self._drop(group)
+        self._dropped_in_a_row += 1
+        if self._dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
+            self._fail(error)
+
+    def _drop(self, group: Group) -> None:
+        """Give a group up; the next one takes its place."""
+        del self._groups[group.number]
+        self._abandon(group)
+        self._admission.drop(group.number)
+        self._stats.count("dropped")
+
+    def _restart(self, group: Group) -> None:
+        """Begin a group again that has become too old."""
+        new = self._groups[group.number] = Group(group.number, group.task, attempts=group.attempts + 1)
+        self._abandon(group)
+        self._admission.restart(group.number)
+        self._waiting.extend((new, index) for index in range(self._options.group_size))
+        self._changed.set()
+
+    def _abandon(self, group: Group) -> None:
+        """Cancel the trajectories of a group, and forget those that have ended."""
+        for task in list(group.running.values()):
+            task.cancel()
+        self._forget_waiting(group)
+        for trajectory in group.done:
+            self._stats.trajectory_ended(trajectory.name, trajectory.reason, is_kept=False)
+
+    def _forget_waiting(self, group: Group) -> None:
+        self._waiting = deque(item for item in self._waiting if item[0] is not group)
+
+
+class _Observer:
+    """Passes what a trajectory does on to the statistics and to the capacity."""
+
+    __slots__ = ("_slot", "_stats")
+
+    def __init__(self, stats: CollectorStats, slot: Slot) -> None:
+        self._stats, self._slot = stats, slot
+
+    def doing(self, name: str, cause: Cause, detail: str = "") -> None:
+        """Note what a trajectory does from now on."""
+        if cause == "engine":
+            self._slot.ask()
+        self._stats.doing(name, cause, detail)
+
+    def add(self, span: Span) -> None:
+        """Add a span that has ended."""
+        if span.cause == "engine":
+            self._slot.answered()
+        self._stats.add(span)
+
+
+def _kind(error: Exception) -> str:
+    """Return the kind of a failure: INFRA is told from errors of the task and of the reward."""
+    if isinstance(error, RewardError):
+        return "reward"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, InfrastructureError):
+        return "engine"
+    return "task"
+
+
+async def _each(tasks: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """Yield the items of a sync or async iterable."""
+    if isinstance(tasks, AsyncIterable):
+        async for item in cast("AsyncIterable[Any]", tasks):
+            yield item
+    else:
+        for item in tasks:
+            yield item

@@ -1,0 +1,194 @@
+"""Speakers: one trajectory's way to the next message of the model, through tokens or through messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.engines.base import OnIds
+from torchrl_agentic.messages import Message
+from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.tokens.writer import TokenWriter
+
+ChatMessage = Mapping[str, Any]
+
+
+class Speaker(Protocol):
+    """Says the messages of the model in one trajectory, and hears the others.
+
+    Attributes:
+        had_room: Whether the last answer had room for a token.
+        n_sampled: Number of tokens of the last answer.
+        finish: Why the last answer ended.
+    """
+
+    had_room: bool
+    n_sampled: int
+    finish: str
+
+    async def answer(self, on_ids: OnIds | None = None) -> Message:
+        """Return the next message of the model."""
+        ...
+
+    def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Append a turn to the conversation; return the injected messages as the model will see them."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """True if there is no room for another answer."""
+        ...
+
+    @property
+    def ledger(self) -> TokenLedger | None:
+        """The tokens of the trajectory; None without tokens."""
+        ...
+
+    def token_drift(self) -> int:
+        """Return how many ids differ from those of the whole conversation, encoded at once."""
+        ...
+
+
+class TokenSpeaker:
+    """A speaker over an engine that takes and returns token ids.
+
+    Args:
+        agent: What all trajectories share.
+        requests: Requests to the engine.
+        messages: The first messages.
+        tools: Names of the tools that the template shows; None: all.
+        key: Name of the trajectory.
+        max_new_tokens: Upper bound on the tokens of one answer.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        requests: Requests,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: frozenset[str] | None,
+        key: str,
+        max_new_tokens: int,
+    ) -> None:
+        assert agent.encoder is not None
+        self._encoder = agent.encoder
+        self._requests, self._key = requests, key
+        self._max_new_tokens = max_new_tokens
+        self._writer: TokenWriter = agent.encoder.begin(messages, tools=tools)
+        self._context_length: int | None = getattr(requests.engine, "context_length", None)
+        self.had_room, self.n_sampled, self.finish = True, 0, ""
+
+    async def answer(self, on_ids: OnIds | None = None) -> Message:
+        """Sample the next answer; an empty, incomplete one if there is no room.
+
+        Args:
+            on_ids: Called with each piece of sampled ids.
+        """
+        room = self._writer.room(self._context_length)
+        self.had_room = room is None or room > 0
+        ids: list[int] = []
+        if self.had_room:
+            bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
+            ids, self.finish = await self._requests.sample(
+                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids
+            )
+        self.n_sampled = len(ids)
+        return self._encoder.read_answer(ids)
+
+    def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Append a turn to the tokens.
+
+        Args:
+            answer: The assistant's message that the sampled ids stand for.
+            injected: Messages that follow it.
+
+        Returns:
+            The injected messages as they were encoded: long results truncated, media replaced by text where
+            the processor rejects it.
+        """
+        return self._writer.add_messages(answer, injected).injected
+
+    @property
+    def is_full(self) -> bool:
+        """True if there is no room for another answer."""
+        room = self._writer.room(self._context_length)
+        return room is not None and room <= 0
+
+    @property
+    def ledger(self) -> TokenLedger | None:
+        """The tokens of the trajectory."""
+        return self._writer.ledger
+
+    def token_drift(self) -> int:
+        """Return how many ids differ from those of the whole conversation, encoded at once."""
+        if self._encoder.use_inference_chat_template:
+            return 0
+        drift = self._writer.find_drift()
+        return 0 if drift is None else drift.tokens
+
+
+class MessageSpeaker:
+    """A speaker over an engine that takes and returns messages; see `TokenSpeaker` for the arguments."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        requests: Requests,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: frozenset[str] | None,
+        key: str,
+        max_new_tokens: int,
+    ) -> None:
+        self._messages = list(messages)
+        self._requests, self._key = requests, key
+        self._max_new_tokens = max_new_tokens
+        shown = [tool for tool in agent.compose.tools if tools is None or tool.name in tools]
+        self._tools = [tool.spec() for tool in shown]
+        self.had_room, self.n_sampled, self.finish = True, 0, ""
+
+    async def answer(self, on_ids: OnIds | None = None) -> Message:
+        """Ask for the next message.
+
+        Args:
+            on_ids: Not called, since there are no ids.
+        """
+        del on_ids
+        message: Message = await self._requests.chat(
+            lambda engine: engine.chat(
+                self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
+            ),
+            self._key,
+        )
+        self.finish = "stop" if message.is_complete else "length"
+        return message
+
+    def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Append a turn to the messages.
+
+        Args:
+            answer: The assistant's message.
+            injected: Messages that follow it.
+
+        Returns:
+            The injected messages, unchanged.
+        """
+        self._messages += [answer, *injected]
+        return injected
+
+    @property
+    def is_full(self) -> bool:
+        """False: the length of a conversation without tokens is unknown."""
+        return False
+
+    @property
+    def ledger(self) -> TokenLedger | None:
+        """None: there are no tokens."""
+        return None
+
+    def token_drift(self) -> int:
+        """Return 0: there are no tokens."""
+        return 0
