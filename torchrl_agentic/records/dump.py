@@ -21,6 +21,8 @@ _UNREADABLE = (
     ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
 _HEAD = 4096  # bytes that nearly always contain the summary of a trajectory
+TIMELINE = "timeline.jsonl"
+"""Name of the file of a folder that has the timelines of its batches, and no trajectories."""
 MAX_LINE_BYTES = 256 << 20
 """Default for the longest line that is read, which includes the images that a model was shown, in bytes."""
 
@@ -238,7 +240,11 @@ class Dump:
 
 
 def _files(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.is_file()]
+    found = [
+        path
+        for path in folder.iterdir()
+        if path.name.endswith(SUFFIXES) and path.name != TIMELINE and path.is_file()
+    ]
 
     def order(path: Path) -> tuple[bool, int, str]:
         step = DumpFile(path).step
