@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import (
+        EngineContract,
         HookContract,
         InteractionContract,
         LimiterContract,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "EngineContract": "testing.contracts",
     "HookContract": "testing.contracts",
     "InteractionContract": "testing.contracts",
     "LimiterContract": "testing.contracts",
@@ -47,6 +49,7 @@ _WHERE = {
 }
 __all__ = [
     "TINY",
+    "EngineContract",
     "HookContract",
     "InteractionContract",
     "LimiterContract",
