@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.testing.conversations import converse
     from torchrl_agentic.testing.one_call import call_tool
+    from torchrl_agentic.testing.skip_clock import SkipClockLoop, run_skipping
     from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
@@ -38,6 +39,7 @@ _WHERE = {
     "SandboxContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.scripted",
+    "SkipClockLoop": "testing.skip_clock",
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
     "call_tool": "testing.one_call",
@@ -45,6 +47,7 @@ _WHERE = {
     "converse": "testing.conversations",
     "TINY": "rollout.tiny_model",
     "load_tiny": "rollout.tiny_model",
+    "run_skipping": "testing.skip_clock",
     "tiny_questions": "testing.tiny",
 }
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "ReplContract",
     "SandboxContract",
     "ScriptedPolicy",
+    "SkipClockLoop",
     "ToolContract",
     "VirtualClock",
     "byte_tokenizer",
@@ -64,6 +68,7 @@ __all__ = [
     "chat_tokenizer",
     "converse",
     "load_tiny",
+    "run_skipping",
     "tiny_questions",
 ]
 
