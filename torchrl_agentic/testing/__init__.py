@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.testing.conversations import converse
     from torchrl_agentic.testing.one_call import call_tool
+    from torchrl_agentic.testing.simulated_engine import EngineLoad, SimulatedEngine
     from torchrl_agentic.testing.skip_clock import SkipClockLoop, run_skipping
     from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
@@ -39,6 +40,8 @@ _WHERE = {
     "SandboxContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.scripted",
+    "EngineLoad": "testing.simulated_engine",
+    "SimulatedEngine": "testing.simulated_engine",
     "SkipClockLoop": "testing.skip_clock",
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
@@ -53,6 +56,7 @@ _WHERE = {
 __all__ = [
     "TINY",
     "EngineContract",
+    "EngineLoad",
     "HookContract",
     "InteractionContract",
     "LimiterContract",
@@ -60,6 +64,7 @@ __all__ = [
     "ReplContract",
     "SandboxContract",
     "ScriptedPolicy",
+    "SimulatedEngine",
     "SkipClockLoop",
     "ToolContract",
     "VirtualClock",

@@ -86,7 +86,7 @@ class SkipClockLoop(asyncio.SelectorEventLoop):
             func: The function.
             args: Its arguments.
         """
-        future = cast("asyncio.Future[Any]", super().run_in_executor(executor, func, *args))
+        future = super().run_in_executor(executor, func, *args)
         self._clock.add_job(1)
         future.add_done_callback(lambda _: self._clock.add_job(-1))
         return future
