@@ -160,7 +160,13 @@ class WorkerThreads:
         """Run a function on a thread, in a copy of the caller's context."""
         if self._pool.closed:
             self._open()
-        job = _Job(function, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        job = _Job(function, loop)
+        # The clock of a `testing.SkipClockLoop` must not skip ahead of work on a thread.
+        with getattr(loop, "busy", contextlib.nullcontext)():
+            return await self._wait(job)
+
+    async def _wait(self, job: _Job) -> Any:
         self._pool.submit(job)
         try:
             return await job.future

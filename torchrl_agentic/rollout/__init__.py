@@ -1,7 +1,8 @@
 """Roll out and evaluate models token by token, replay recorded conversations, and make batches for losses."""
 
+from torchrl_agentic.collectors.batching import group_advantage
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
-from torchrl_agentic.rollout.batch import group_advantage, ledgers, trajectory_batch
+from torchrl_agentic.rollout.batch import ledgers, trajectory_batch
 from torchrl_agentic.rollout.evaluate import Completion, Sample, answer_reward, evaluate
 from torchrl_agentic.rollout.generate import Trajectory, chats_of, media_of, rollout
 from torchrl_agentic.rollout.policies import agent_policy, training_policy

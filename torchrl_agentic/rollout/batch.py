@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 
+from torchrl_agentic.collectors.batching import ledger_row
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -58,7 +59,7 @@ def trajectory_batch(
         KeyError: If a trajectory lacks one of `columns`.
     """
     if isinstance(steps, Sequence) and steps and isinstance(steps[0], TokenLedger):
-        rows = [_row(ledger) for ledger in steps if isinstance(ledger, TokenLedger)]
+        rows = [ledger_row(ledger) for ledger in steps if isinstance(ledger, TokenLedger)]
     else:
         known = list(_distinct(cast("Steps", steps)))
         returns = _returns(known)
@@ -129,7 +130,7 @@ def _kept(
     step: TensorDictBase, returns: dict[int, torch.Tensor], columns: Sequence[NestedKey]
 ) -> TensorDictBase:
     """Make the row of a trajectory from the step that ended it."""
-    row = _row(read_ledger(step.get("next")))
+    row = ledger_row(read_ledger(step.get("next")))
     reward = returns.get(_trajectory(step), step.get(("next", "reward"), None))
     if reward is not None:
         row.set(("next", "reward"), reward.reshape(1, 1).float())
@@ -144,44 +145,4 @@ def _kept(
         elif key in columns:
             known = ", ".join(map(str, step.keys()))
             raise KeyError(f"the steps have no {key!r} to keep; they have: {known}")
-    return row
-
-
-def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
-    """Return the advantage of each trajectory within its group, as `GRPOLoss` takes it.
-
-    The rewards of a group are centred, and divided by their standard deviation plus `eps`. A group in which
-    all are equal teaches nothing: zeros.
-
-    Args:
-        rewards: Rewards of trajectories, [N] or [N, 1, 1] as in `trajectory_batch`; those of a group in a
-            row.
-        group: Number of trajectories in a group.
-        eps: Added to the standard deviation.
-
-    Returns:
-        Advantages, [N, 1, 1].
-
-    Raises:
-        ValueError: If the groups do not come out even.
-    """
-    if rewards.numel() != len(rewards) or len(rewards) % group:
-        raise ValueError(f"rewards are [N] or [N, 1, 1], N a multiple of {group}; got {list(rewards.shape)}")
-    grouped = rewards.float().reshape(-1, group)
-    spread = grouped.std(-1, unbiased=False, keepdim=True)
-    advantage = (grouped - grouped.mean(-1, keepdim=True)) / (spread + eps)
-    return advantage.reshape(-1, 1, 1)
-
-
-def _row(ledger: TokenLedger) -> TensorDictBase:
-    size = max((span.stop for span in ledger.spans() if span.name == "sampled"), default=len(ledger))
-    fields: dict[Any, torch.Tensor] = {
-        ("tokens", "full"): torch.tensor(ledger.ids[:size], dtype=torch.int64),
-        ("masks", "all_attention_mask"): torch.ones(size, dtype=torch.bool),
-        ("masks", "all_assistant_mask"): torch.tensor(ledger.mask[:size], dtype=torch.bool),
-        ("log_probs", "full"): torch.tensor(ledger.log_probs[:size], dtype=torch.float32),
-    }
-    row = TensorDict({})
-    for key, value in fields.items():
-        row.set(key, value)
     return row

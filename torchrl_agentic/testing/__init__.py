@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import (
+        EngineContract,
         HookContract,
         InteractionContract,
         LimiterContract,
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.testing.conversations import converse
     from torchrl_agentic.testing.one_call import call_tool
+    from torchrl_agentic.testing.simulated_engine import EngineLoad, SimulatedEngine
+    from torchrl_agentic.testing.skip_clock import SkipClockLoop, run_skipping
     from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "EngineContract": "testing.contracts",
     "HookContract": "testing.contracts",
     "InteractionContract": "testing.contracts",
     "LimiterContract": "testing.contracts",
@@ -36,6 +40,9 @@ _WHERE = {
     "SandboxContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.scripted",
+    "EngineLoad": "testing.simulated_engine",
+    "SimulatedEngine": "testing.simulated_engine",
+    "SkipClockLoop": "testing.skip_clock",
     "VirtualClock": "testing.clock",
     "byte_tokenizer": "testing.tokenizers",
     "call_tool": "testing.one_call",
@@ -43,10 +50,13 @@ _WHERE = {
     "converse": "testing.conversations",
     "TINY": "rollout.tiny_model",
     "load_tiny": "rollout.tiny_model",
+    "run_skipping": "testing.skip_clock",
     "tiny_questions": "testing.tiny",
 }
 __all__ = [
     "TINY",
+    "EngineContract",
+    "EngineLoad",
     "HookContract",
     "InteractionContract",
     "LimiterContract",
@@ -54,6 +64,8 @@ __all__ = [
     "ReplContract",
     "SandboxContract",
     "ScriptedPolicy",
+    "SimulatedEngine",
+    "SkipClockLoop",
     "ToolContract",
     "VirtualClock",
     "byte_tokenizer",
@@ -61,6 +73,7 @@ __all__ = [
     "chat_tokenizer",
     "converse",
     "load_tiny",
+    "run_skipping",
     "tiny_questions",
 ]
 

@@ -3,6 +3,7 @@
 They need pytest, pytest-asyncio and hypothesis: pip install 'torchrl-agentic[test]'.
 """
 
+from torchrl_agentic.testing.contracts.engine_contract import EngineContract
 from torchrl_agentic.testing.contracts.hook_contract import HookContract
 from torchrl_agentic.testing.contracts.interaction_contract import InteractionContract
 from torchrl_agentic.testing.contracts.limiter_contract import LimiterContract
@@ -12,6 +13,7 @@ from torchrl_agentic.testing.contracts.sandbox_contract import SandboxContract
 from torchrl_agentic.testing.contracts.tool_contract import ToolContract
 
 __all__ = [
+    "EngineContract",
     "HookContract",
     "InteractionContract",
     "LimiterContract",
