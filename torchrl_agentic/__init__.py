@@ -33,6 +33,7 @@ _WHERE = {
     ),
     "interactions": ("Interaction", "Reply", "ScriptedUser", "as_interaction"),
     "tokens.ledger": ("TokenLedger",),
+    "collectors": ("AgentCollector", "Task", "group_advantage"),
     "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
     "transforms": (
         "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
@@ -43,6 +44,7 @@ _WHERE = {
 __version__ = "0.1.0"
 __all__ = [
     "PARSERS",
+    "AgentCollector",
     "AgentHistory",
     "AnswerRewardTransform",
     "Approved",
@@ -98,6 +100,7 @@ __all__ = [
     "Status",
     "StopSignal",
     "StopTool",
+    "Task",
     "TextPart",
     "TokenLedger",
     "Tool",
@@ -121,6 +124,7 @@ __all__ = [
     "collate_rows",
     "function_tool",
     "get_parser",
+    "group_advantage",
     "json_schema_from_pydantic",
     "load_function_tools",
     "load_interactions",
@@ -135,6 +139,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from torchrl_agentic.collectors import AgentCollector, Task, group_advantage
     from torchrl_agentic.config import ConfigError, LoadedTools, load_interactions, load_tools
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
     from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, as_interaction

@@ -117,11 +117,10 @@ class Agent:
         self.when_no_calls = any(end.when_no_calls for end in ends) if ends else self.users is None
         writer = _only(found, TurnTokenizer)
         self.encoder = self._encoder(writer, tokenizer, tokenizer_options or {})
-        kwargs = {} if self.encoder is None else self.encoder.template.template_kwargs
-        known = compose.knows_tokenizer or self.encoder is None
-        self.parser: ToolCallParser = (
-            compose.parser if known else parser_for(compose.parser, self.encoder.tokenizer, kwargs)
-        )
+        self.parser: ToolCallParser = compose.parser
+        if self.encoder is not None and not compose.knows_tokenizer:
+            kwargs = self.encoder.template.template_kwargs
+            self.parser = parser_for(compose.parser, self.encoder.tokenizer, kwargs)
         self.tool_rewards = list(_of(found, ToolRewardTransform))
         if any(one.place == "tokens" for one in self.tool_rewards):
             raise ValueError('a collector has one reward per trajectory: ToolRewardTransform(place="turn")')
@@ -150,13 +149,13 @@ class Agent:
         if writer is not None:
             if tokenizer is not None and tokenizer is not writer.tokenizer:
                 raise ValueError("tokenizer= and the TurnTokenizer's are not the same object")
-            given = {name for name, value in options.items() if value is not None}
-            if given:
-                raise ValueError(f"the TurnTokenizer decides {', '.join(sorted(given))}: set it there")
+            if options:
+                raise ValueError(f"the TurnTokenizer decides {', '.join(sorted(options))}: set it there")
             return writer.chat_encoder
         if tokenizer is None:
             return None
-        return ChatEncoder(tokenizer, **{"tools": self.compose.tools, "tool_role": self.tool_role, **options})
+        given: dict[str, Any] = {"tools": self.compose.tools, "tool_role": self.tool_role, **options}
+        return ChatEncoder(tokenizer, **given)
 
     def truth(self, task: Task) -> Any:
         """Return the right answer of a task: its `answer`, or else the first known column of its data."""

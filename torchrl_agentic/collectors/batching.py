@@ -69,7 +69,7 @@ def collector_batch(groups: Sequence[tuple[int, Sequence[Trajectory]]]) -> LazyS
     """
     rows: list[TensorDictBase] = []
     for number, trajectories in groups:
-        rewards = torch.tensor([trajectory.reward for trajectory in trajectories])
+        rewards = torch.tensor([float(trajectory.reward) for trajectory in trajectories])
         advantages = group_advantage(rewards, len(trajectories))
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
             rows.append(_row(trajectory, number, advantage))
@@ -81,7 +81,7 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor) -> TensorD
     assert ledger is not None
     row = ledger_row(ledger)
     size = len(row["tokens", "full"])
-    reward = torch.tensor([[trajectory.reward]])
+    reward = torch.tensor([[float(trajectory.reward)]])
     entries: dict[Any, Any] = {
         "reward": reward,
         "advantage": advantage,
@@ -100,7 +100,7 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor) -> TensorD
     if trajectory.task.answer is not None:
         entries["answer"] = NonTensorData(trajectory.task.answer)
     for name, value in trajectory.task.data.items():
-        if name not in row.keys() and name not in ("collector", "next", "reward", "advantage", specs.KEY):
+        if name not in row and name not in ("collector", "next", "reward", "advantage", specs.KEY):
             entries[name] = value if isinstance(value, torch.Tensor) else NonTensorData(value)
     for key, value in entries.items():
         row.set(key, value)
@@ -114,10 +114,10 @@ def _figures(trajectory: Trajectory) -> Mapping[str, torch.Tensor]:
         "n_calls": torch.tensor([trajectory.n_calls]),
         "n_errors": torch.tensor([trajectory.n_errors]),
         "n_infra": torch.tensor([trajectory.n_infra]),
-        "tool_reward": torch.tensor([trajectory.tool_reward]),
-        "trajectory_reward": torch.tensor([trajectory.final_reward]),
-        "tool_seconds": torch.tensor([trajectory.tool_seconds]),
-        "user_final_score": torch.tensor([trajectory.user_score]),
+        "tool_reward": torch.tensor([float(trajectory.tool_reward)]),
+        "trajectory_reward": torch.tensor([float(trajectory.final_reward)]),
+        "tool_seconds": torch.tensor([float(trajectory.tool_seconds)]),
+        "user_final_score": torch.tensor([float(trajectory.user_score)]),
         "token_drift": torch.tensor([trajectory.token_drift]),
         "ended_by": torch.tensor([specs.REASONS.index(trajectory.reason)]),
     }

@@ -6,9 +6,9 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from torchrl_agentic.collectors.stats import CollectorStats, Event
 from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.tokens.writer import TokenWriter
@@ -25,21 +25,6 @@ class WrongAnswer(InfrastructureError):
     """An engine broke its protocol: unknown ids, too many tokens, log-probabilities of another length."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts of a collector's requests.
-
-    Attributes:
-        open: Requests at the engine now.
-        aborted: Requests that an update or a lost engine ended before the answer was complete.
-        retried: Requests that were made again after an InfrastructureError.
-    """
-
-    open: int = 0
-    aborted: int = 0
-    retried: int = 0
-
-
 class Requests:
     """The requests of a collector to its engine.
 
@@ -49,10 +34,7 @@ class Requests:
         vocabulary: Number of token ids; None: unknown.
         retries: Number of times that a request is made again after an InfrastructureError.
         backoff_s: Seconds before the first retry; doubled before each further one.
-        on_change: Called when the number of open requests changes, with +1 or -1.
-
-    Attributes:
-        counts: Counts so far.
+        stats: Counts requests, aborted and resumed answers; None: nothing is counted.
     """
 
     def __init__(
@@ -63,14 +45,14 @@ class Requests:
         vocabulary: int | None = None,
         retries: int = 3,
         backoff_s: float = 0.5,
-        on_change: Callable[[int], None] | None = None,
+        stats: CollectorStats | None = None,
     ) -> None:
         self.engine: Any = engine
-        self.counts = Counts()
         self._stop_ids = frozenset(stop_ids)
         self._vocabulary = vocabulary
         self._retries, self._backoff_s = retries, backoff_s
-        self._on_change = on_change or (lambda _: None)
+        self._stats = stats
+        self._n_open = 0
         self._admits = asyncio.Event()
         self._admits.set()
         self._idle = asyncio.Event()
@@ -109,11 +91,12 @@ class Requests:
             answer += ids
             if found.finish != "aborted":
                 return answer, found.finish
-            self.counts.aborted += 1
+            self._count("aborted")
             if ids and ids[-1] in self._stop_ids:
                 return answer, "stop"
             if len(answer) >= max_tokens:
                 return answer, "length"
+            self._count("resumed")
             n_empty = 0 if ids else n_empty + 1
             if n_empty > MAX_EMPTY_ABORTS:
                 raise InfrastructureError(f"the engine aborted {key} {n_empty} times without a token")
@@ -144,16 +127,18 @@ class Requests:
     async def _counted(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Wait until requests may be made, make one, and count it while it is open."""
         await self._admits.wait()
-        self.counts.open += 1
+        self._n_open += 1
         self._idle.clear()
-        self._on_change(1)
+        if self._stats is not None:
+            self._stats.request_began()
         try:
             return await ask()
         finally:
-            self.counts.open -= 1
-            if not self.counts.open:
+            self._n_open -= 1
+            if not self._n_open:
                 self._idle.set()
-            self._on_change(-1)
+            if self._stats is not None:
+                self._stats.request_ended()
 
     async def _with_retries(self, ask: Callable[[], Awaitable[T]], key: str) -> T:
         for attempt in range(self._retries + 1):
@@ -164,10 +149,13 @@ class Requests:
             except InfrastructureError as error:
                 if attempt == self._retries:
                     raise
-                self.counts.retried += 1
                 logger.warning("the engine failed (%s): %s; asking again", key, error)
                 await asyncio.sleep(self._backoff_s * 2**attempt)
         raise AssertionError("unreachable")
+
+    def _count(self, event: Event) -> None:
+        if self._stats is not None:
+            self._stats.count(event)
 
     def _check(self, ids: Sequence[int], log_probs: Sequence[float] | None, max_tokens: int) -> None:
         """Raise WrongAnswer if an answer breaks the protocol of engines."""
@@ -180,8 +168,8 @@ class Requests:
         bound = self._vocabulary
         if ids and bound is not None and not 0 <= min(ids) <= max(ids) < bound:
             raise WrongAnswer(
-                f"the engine returned ids from {min(ids)} to {max(ids)}, but the tokenizer has {bound} ids: is "
-                "it the tokenizer of this model?"
+                f"the engine returned ids from {min(ids)} to {max(ids)}, but the tokenizer has {bound} ids: "
+                "is it the tokenizer of this model?"
             )
 
     async def update(self, weights: Any, on_update: OnUpdate) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
@@ -55,6 +55,7 @@ class Group:
     Attributes:
         number: Number of the group, counted from 0.
         task: The task.
+        place: Number of the task in the order of the tasks, counted from 0.
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by index.
         attempts: Number of trajectories that failed and were replaced.
@@ -62,6 +63,7 @@ class Group:
 
     number: int
     task: Task
+    place: int
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
@@ -79,6 +81,7 @@ class RolloutLoop:
         stats: Gets everything that happens.
         prefix: Part of the names of trajectories that is unique in the process.
         max_finished: Number of whole groups that may wait for their batch before no more begin.
+        skipped: Numbers of the tasks that are skipped, counted from 0 in the order of `tasks`.
         options: See `LoopOptions`.
     """
 
@@ -93,11 +96,13 @@ class RolloutLoop:
         stats: CollectorStats,
         prefix: str,
         max_finished: int,
+        skipped: frozenset[int] = frozenset(),
         options: LoopOptions,
     ) -> None:
         self._agent, self._requests, self._tasks = agent, requests, tasks
         self._admission, self._capacity, self._stats = admission, capacity, stats
         self._prefix, self._max_finished, self._options = prefix, max_finished, options
+        self._done_tasks = set(skipped)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._groups: dict[int, Group] = {}
@@ -134,11 +139,33 @@ class RolloutLoop:
 
             try:
                 await self._until(is_ready)
+                groups = [self._groups.pop(number) for number in taken or ()]
+                self._leave(groups)
             finally:
                 self._stats.wait_ended()
             if self._error is not None:
                 raise CollectorError(f"the collector ended: {self._error}") from self._error
-            return [self._groups.pop(number) for number in taken or ()] or None
+            return groups or None
+
+    def _leave(self, groups: Sequence[Group]) -> None:
+        """Count groups that leave in a batch."""
+        self._done_tasks.update(group.place for group in groups)
+        trajectories = [trajectory for group in groups for trajectory in group.done]
+        if not trajectories:
+            return
+        versions: Counter[int] = Counter()
+        for trajectory in trajectories:
+            if trajectory.ledger is not None:
+                versions.update(trajectory.ledger.versions)
+        del versions[-1]
+        now = self._admission.version
+        ages = {now - version: count for version, count in versions.items()}
+        names = [trajectory.name for trajectory in trajectories]
+        self._stats.batch(names, tokens=versions.total(), ages=ages)
+
+    def tasks_done(self) -> set[int]:
+        """Return the numbers of the tasks whose groups have left or were dropped."""
+        return set(self._done_tasks)
 
     def _take(self) -> list[int] | None:
         self._follow_version()
@@ -196,16 +223,18 @@ class RolloutLoop:
 
     async def _begin_groups(self) -> None:
         """Begin groups as admission and capacity allow, until the tasks end."""
-        number = 0
+        number = -1
         try:
             async for row in _each(self._tasks):
-                task = Task.of(row, number)
                 number += 1
+                if number in self._done_tasks:
+                    continue
+                task = Task.of(row, number)
                 start = self._loop.time()
                 await self._until(self._may_begin)
                 self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
                 self._follow_version()
-                group = Group(self._admission.begin(), task)
+                group = Group(self._admission.begin(), task, number)
                 self._groups[group.number] = group
                 self._waiting.extend((group, index) for index in range(self._options.group_size))
                 self._changed.set()
@@ -298,13 +327,16 @@ class RolloutLoop:
     def _drop(self, group: Group) -> None:
         """Give a group up; the next one takes its place."""
         del self._groups[group.number]
+        self._done_tasks.add(group.place)
         self._abandon(group)
         self._admission.drop(group.number)
         self._stats.count("dropped")
 
     def _restart(self, group: Group) -> None:
         """Begin a group again that has become too old."""
-        new = self._groups[group.number] = Group(group.number, group.task, attempts=group.attempts + 1)
+        new = self._groups[group.number] = Group(
+            group.number, group.task, group.place, attempts=group.attempts + 1
+        )
         self._abandon(group)
         self._admission.restart(group.number)
         self._waiting.extend((new, index) for index in range(self._options.group_size))
@@ -357,7 +389,7 @@ def _kind(error: Exception) -> str:
 async def _each(tasks: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
     """Yield the items of a sync or async iterable."""
     if isinstance(tasks, AsyncIterable):
-        async for item in cast("AsyncIterable[Any]", tasks):
+        async for item in tasks:
             yield item
     else:
         for item in tasks:

@@ -1,0 +1,509 @@
+"""`AgentCollector`: collect trajectories that advance on their own, and hand out batches of whole groups."""
+
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportIncompatibleMethodOverride=false
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import inspect
+import itertools
+import logging
+import os
+import time
+import weakref
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar, cast
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+from torchrl.collectors import BaseCollector
+
+from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.batching import collector_batch
+from torchrl_agentic.collectors.capacity import Capacity
+from torchrl_agentic.collectors.requests import OnUpdate, Requests
+from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, OnFailure, RolloutLoop
+from torchrl_agentic.collectors.stats import CollectorStats
+from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.trajectory import Reward
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.errors import check_count, check_seconds
+from torchrl_agentic.tokens.writer import check_tokenizer
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A collector's loop, and the event loop and process that it lives in."""
+
+    rollouts: RolloutLoop
+    stats: CollectorStats
+    loop: asyncio.AbstractEventLoop
+    is_own: bool
+    pid: int
+
+
+class AgentCollector(BaseCollector):
+    """Collects trajectories over an asynchronous engine; no trajectory waits for another one.
+
+    Each trajectory is one coroutine: sample, parse, run the calls, render, encode, turn by turn. Trajectories
+    of one task form a group. A batch holds whole groups, the oldest first. Groups begin while others use
+    tools and while the trainer trains, so that the engine is never idle; none becomes older than
+    `max_staleness` weight updates, and none is discarded for its age.
+
+    ::
+
+        collector = AgentCollector(compose, engine=engine, tokenizer=tokenizer, tasks=tasks, group_size=8)
+        with collector:
+            for batch in collector:
+                loss = loss_fn(batch)
+                ...
+                collector.update_policy_weights_(model)
+
+    `for` works in any thread; trajectories then run on the event loop of this package. `async for` runs them
+    on the running loop. Tools that hold connections of another loop, such as those of MCP servers, need
+    `for`.
+
+    A batch is a `LazyStackedTensorDict` [N], ragged. T is the number of tokens up to the last sampled one:
+
+    - ("tokens", "full"), int64, ("masks", "all_attention_mask"), ("masks", "all_assistant_mask"), bool, and
+      ("log_probs", "full"), float32, in nats, NaN where nothing was sampled: [T].
+    - ("collector", "policy_version"), int64, [T]: version of the weights that sampled each token, else -1.
+    - "reward", "advantage" and ("next", "reward"), float32, [1, 1]; ("next", "done"), "terminated" and
+      "truncated", bool, [1]. The advantage is that of `group_advantage`.
+    - ("collector", "group"), int64, and "seconds", float32, [1]; "name" and "reason", text.
+    - Under "agentic", [1], summed over the trajectory: `turn`, `n_calls`, `n_errors`, `n_infra`,
+      `tool_reward`, `trajectory_reward`, `tool_seconds`, `user_final_score`, `token_drift`, and `ended_by`.
+    - "query", "answer", and the columns of the task.
+
+    Args:
+        transforms: A `ToolCompose`, or the `Compose` of one with `EndTrajectory`, `UserSimulator`, rewards,
+            `TurnTokenizer` and `RecordTransform`, as it goes into a `TransformedEnv`. Without `EndTrajectory`
+            a message without calls ends a trajectory, unless a simulated user answers it.
+        engine: Samples the answers; the caller closes it.
+        tokenizer: Tokenizer of the engine, unless there is a `TurnTokenizer`.
+        tasks: `Task` objects or rows of a data set (see `Task.of`), sync or async, read as they are needed.
+        group_size: Number of trajectories per task.
+        groups_per_batch: Number of groups in a batch; the last batch may be short.
+        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy; see
+            `Capacity`.
+        max_staleness: Largest number of weight updates between the begin of a group and its batch, if there
+            is one update per batch. 0: the batches are those of a synchronous script. None: no bound.
+        on_update: "resume": a weight update aborts running answers, which continue under the new weights.
+            "finish": the update waits until running answers have ended.
+        max_turns: Upper bound on the messages of the model in a trajectory.
+        max_new_tokens: Upper bound on the tokens of one message.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
+            engine.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
+            Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
+        trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
+        on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
+            another one of the same task takes its place, up to `max_replacements` per group; then, and if
+            the task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
+            batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
+            place; if many are dropped in a row, the next batch raises.
+        quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
+            prefers short trajectories; `stats` reports by how much.
+        max_replacements: Number of failed trajectories of a group that are replaced.
+        engine_retries: Number of times that a request is made again after an InfrastructureError.
+        tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
+            `stop_token_ids` and `template_kwargs`.
+        weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine while
+            nothing is sampled; None: `Engine.update` gets the weights.
+        speculate: Start calls of tools without effects as soon as they are complete in the stream.
+        post_collect_hook: Called with each batch, as in TorchRL's collectors.
+
+    Attributes:
+        engine: The engine.
+
+    Raises:
+        TypeError: If an argument has the wrong type, or a transform needs an environment.
+        ValueError: If a number is out of range, or two arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        transforms: Any,
+        *,
+        engine: Engine | ChatEngine,
+        tokenizer: Any = None,
+        tasks: Iterable[Any] | AsyncIterable[Any],
+        group_size: int = 1,
+        groups_per_batch: int = 1,
+        max_in_flight: int | Literal["auto"] = "auto",
+        max_staleness: int | None = 1,
+        on_update: OnUpdate = "resume",
+        max_turns: int = 16,
+        max_new_tokens: int = 1024,
+        max_trajectory_tokens: int | None = None,
+        reward: Callable[[Trajectory], Any] | None = None,
+        trajectory_timeout: float | None = None,
+        on_failure: OnFailure = "replace",
+        quorum: int | None = None,
+        max_replacements: int = 3,
+        engine_retries: int = 3,
+        tokenizer_options: Mapping[str, Any] | None = None,
+        weight_updater: Any = None,
+        speculate: bool = False,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
+    ) -> None:
+        super().__init__(post_collect_hook=post_collect_hook)
+        takes_tokens = callable(getattr(engine, "sample", None))
+        if not takes_tokens and not callable(getattr(engine, "chat", None)):
+            raise TypeError(
+                f"engine is an Engine, such as VLLMEngine(AsyncLLM); got {type(engine).__name__}. For a "
+                "TorchRL policy write LockStep(policy)"
+            )
+        for name, number in (("group_size", group_size), ("groups_per_batch", groups_per_batch)):
+            check_count(name, number, optional=False)
+        check_count("max_new_tokens", max_new_tokens, optional=False)
+        check_count("max_replacements", max_replacements, optional=False, least=0)
+        check_count("engine_retries", engine_retries, optional=False, least=0)
+        check_count("quorum", quorum)
+        check_seconds("trajectory_timeout", trajectory_timeout)
+        _check_choice("on_update", on_update, ("resume", "finish"))
+        _check_choice("on_failure", on_failure, ("replace", "drop", "raise"))
+        if quorum is not None and quorum > group_size:
+            raise ValueError(f"quorum is at most group_size, {group_size}; got {quorum}")
+        if not isinstance(cast("object", tasks), Iterable | AsyncIterable) or isinstance(
+            tasks, str | Mapping
+        ):
+            raise TypeError(f"tasks is an iterable of tasks or rows; got {type(tasks).__name__}")
+        if reward is not None and not callable(reward):
+            raise TypeError(f"reward is a function of a Trajectory; got {type(reward).__name__}")
+        options = {**(tokenizer_options or {})}
+        if max_trajectory_tokens is not None:
+            options["max_trajectory_tokens"] = max_trajectory_tokens
+        if takes_tokens and tokenizer is not None:
+            check_tokenizer(tokenizer)
+        self._agent = Agent(
+            transforms, tokenizer if takes_tokens else None, max_turns=max_turns, tokenizer_options=options
+        )
+        if takes_tokens and self._agent.encoder is None:
+            raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
+        self.engine = engine
+        self._tasks = tasks
+        self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
+        self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
+        self._admission = Admission(groups_per_batch, max_staleness, engine.version)
+        self._engine_retries = engine_retries
+        threads = self._agent.dispatcher.threads
+        self._options = LoopOptions(
+            group_size,
+            max_new_tokens,
+            on_update,
+            trajectory_timeout,
+            on_failure,
+            max_replacements,
+            quorum,
+            None if reward is None else _awaited(reward, threads.run),
+            speculate,
+        )
+        self._weight_updater = weight_updater
+        self._prefix = f"c{next(_numbers)}"
+        self._running: _Running | None = None
+        self._skipped: frozenset[int] = frozenset()
+        self._frames = 0
+        self._iter = -1
+
+    @property
+    def stats(self) -> CollectorStats:
+        """Time by cause, trajectories in flight, ages, tokens per second, and who is late."""
+        running = self._running
+        return CollectorStats(time.monotonic) if running is None else running.stats
+
+    @property
+    def policy_version(self) -> int:
+        """Number of weight updates of the engine so far."""
+        return self.engine.version
+
+    def _start(self, *, is_own: bool) -> _Running:
+        """Create the loop of this collector on the running event loop, unless there is one already."""
+        running, loop = self._running, asyncio.get_running_loop()
+        if running is not None and running.pid == os.getpid():
+            if running.loop is not loop and not running.loop.is_closed():
+                raise RuntimeError(
+                    "this collector runs on another event loop: iterate either with `for` or with `async "
+                    "for`, on one loop"
+                )
+            if running.loop is loop:
+                return running
+        stats = CollectorStats(
+            loop.time,
+            groups_per_batch=self._groups_per_batch,
+            max_concurrent=getattr(self.engine, "max_concurrent", None),
+        )
+        encoder = self._agent.encoder
+        requests = Requests(
+            self.engine,
+            stop_ids=() if encoder is None else encoder.stop_token_ids,
+            vocabulary=None if encoder is None else len(encoder.tokenizer),
+            retries=self._engine_retries,
+            stats=stats,
+        )
+        rollouts = RolloutLoop(
+            self._agent,
+            requests,
+            self._tasks,
+            admission=self._admission,
+            capacity=self._capacity,
+            stats=stats,
+            prefix=self._prefix,
+            max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
+            skipped=self._skipped,
+            options=self._options,
+        )
+        self._running = _Running(rollouts, stats, loop, is_own, os.getpid())
+        weakref.finalize(self, _close_later, rollouts, loop, os.getpid()).atexit = False
+        if is_own:
+            _open.add(self)
+        return self._running
+
+    async def _next(self, *, is_own: bool) -> list[Group] | None:
+        return await self._start(is_own=is_own).rollouts.next_batch()
+
+    def iterator(self) -> Iterator[LazyStackedTensorDict]:
+        """Iterate over the batches, from any thread.
+
+        Ctrl-C and errors shut the collector down.
+
+        Raises:
+            CollectorError: If a failure ended the collector, or the tasks raise.
+        """
+        for groups in self._groups():
+            yield self._batch(groups)
+
+    def trajectories(self) -> Iterator[list[Trajectory]]:
+        """Iterate over the batches as lists of `Trajectory`, for evaluations; from any thread."""
+        for groups in self._groups():
+            yield [trajectory for group in groups for trajectory in group.done]
+
+    def _groups(self) -> Iterator[list[Group]]:
+        try:
+            while (groups := event_loop.run(self._next(is_own=True))) is not None:
+                yield groups
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self.shutdown()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[LazyStackedTensorDict]:
+        try:
+            while (groups := await self._next(is_own=False)) is not None:
+                yield self._batch(groups)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
+        if self._agent.encoder is None:
+            raise TypeError(
+                f"{type(self.engine).__name__} takes messages, so that its trajectories have no tokens to "
+                "train on: iterate over collector.trajectories(), or use rollout() or evaluate()"
+            )
+        batch = collector_batch([(group.number, group.done) for group in groups])
+        self._iter += 1
+        self._frames += sum(trajectory.n_sampled for group in groups for trajectory in group.done)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        **_: Any,
+    ) -> None:
+        """Load weights into the engine, and wait until it has them; not on the loop of an `async for`.
+
+        The batches handed out so far count as trained on. Running answers continue or end, see `on_update`.
+
+        Args:
+            policy_or_weights: A module, a TensorDict or mapping of weights, whatever else the engine takes,
+                or None to count an update of weights that the engine shares with the trainer.
+            weights: The same, by keyword.
+            policy: The same, by keyword.
+        """
+        given = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
+        self._in_loop(self.update_weights(given))
+
+    async def update_weights(self, weights: Any = None) -> int:
+        """Load weights into the engine, on the event loop of the collector.
+
+        Args:
+            weights: As `update_policy_weights_` takes them.
+
+        Returns:
+            The new policy version.
+        """
+        running = self._start(is_own=False) if self._running is None else self._running
+        updater = self._weight_updater
+        if updater is None:
+            return await running.rollouts.update(named_weights(weights))
+        return await running.rollouts.update(lambda: updater.push_weights(weights))
+
+    def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop of the collector, from another thread, and wait."""
+        running = self._running
+        if running is None or running.is_own or running.loop.is_closed():
+            return event_loop.run(coroutine)
+        with contextlib.suppress(RuntimeError):
+            if asyncio.get_running_loop() is running.loop:
+                coroutine.close()
+                raise _OnItsLoop(
+                    "this would wait for its own event loop: await collector.update_weights(...) or "
+                    "collector.aclose()"
+                )
+        return asyncio.run_coroutine_threadsafe(coroutine, running.loop).result()
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Cancel all trajectories and close what they hold open; may be called again. The engine stays open.
+
+        Args:
+            timeout: Ignored; TorchRL's collectors have it.
+            close_env: Ignored.
+            raise_on_error: Ignored.
+        """
+        del timeout, close_env, raise_on_error
+        running = self._running
+        if running is not None and running.pid == os.getpid() and not running.loop.is_closed():
+            self._in_loop(running.rollouts.close())
+
+    async def aclose(self) -> None:
+        """Shut down from the event loop that `async for` runs on."""
+        if self._running is not None:
+            await self._running.rollouts.close()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed the sampling of the engine, if it can be seeded.
+
+        Args:
+            seed: The seed.
+            static_seed: Whether the seed is returned unchanged.
+
+        Returns:
+            The next seed.
+        """
+        setter = getattr(self.engine, "set_seed", None)
+        if callable(setter):
+            setter(seed)
+        return seed if static_seed else seed + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which tasks have left in batches or were dropped, as numbers in the order of `tasks`."""
+        running = self._running
+        done = set(self._skipped) if running is None else running.rollouts.tasks_done()
+        first = next(number for number in itertools.count() if number not in done)
+        return {"tasks_before": first, "tasks_done": sorted(number for number in done if number > first)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Skip the tasks that had left when the state was saved; the others begin again.
+
+        Args:
+            state_dict: Result of `state_dict`.
+
+        Raises:
+            RuntimeError: If the collector has begun.
+        """
+        if self._running is not None:
+            raise RuntimeError("load the state before the first batch")
+        self._skipped = frozenset((*range(state_dict["tasks_before"]), *state_dict["tasks_done"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"AgentCollector({self._agent.compose!r}, engine={type(self.engine).__name__})"
+
+
+class _OnItsLoop(Exception):
+    """A blocking method was called on the event loop that it would wait for."""
+
+
+_open: weakref.WeakSet[AgentCollector] = weakref.WeakSet()
+
+
+def _close_later(rollouts: RolloutLoop, loop: asyncio.AbstractEventLoop, pid: int) -> None:
+    """Close the loop of a collector that is garbage, without waiting for it."""
+    if pid == os.getpid() and not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            asyncio.run_coroutine_threadsafe(rollouts.close(), loop)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for collector in list(_open):
+        with contextlib.suppress(Exception):
+            collector.shutdown()
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def _awaited(
+    reward: Callable[[Trajectory], Any], in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+) -> Reward:
+    """Return a reward function as a coroutine function; a sync one runs on a thread."""
+
+    async def call(trajectory: Trajectory) -> float:
+        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
+            return await reward(trajectory)
+        found = await in_thread(lambda: reward(trajectory))
+        return await found if inspect.isawaitable(found) else found
+
+    return call
+
+
+def named_weights(weights: Any) -> Any:
+    """Return weights by the names of the model's parameters.
+
+    Args:
+        weights: A module, of which a wrapper of TorchRL is unwrapped to its model; a TensorDict; a mapping,
+            function, or other object, which is returned unchanged; or None.
+    """
+    if isinstance(weights, torch.nn.Module):
+        inner = getattr(weights, "model", None)
+        if isinstance(inner, torch.nn.Module) and hasattr(weights, "in_keys"):
+            weights = inner
+        return dict(weights.state_dict())
+    if isinstance(weights, TensorDictBase):
+        return dict(weights.flatten_keys(".").items())
+    return weights
