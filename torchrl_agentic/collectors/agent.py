@@ -59,7 +59,7 @@ class Users:
 
 
 class Agent:
-    """What all trajectories of a collector share.
+    """Everything that all trajectories of a collector share.
 
     Args:
         transforms: A `ToolCompose`, or a `Compose` of it with `EndTrajectory`, `UserSimulator`, rewards,

@@ -205,7 +205,7 @@ class RolloutLoop:
         self._stats.stop()
 
     def _follow_version(self) -> None:
-        """Tell the admission of updates, also of those that another collector made."""
+        """Pass updates on to the admission, also those that another collector made."""
         version = self._requests.engine.version
         if version > self._admission.version:
             self._admission.update(version)
@@ -325,7 +325,7 @@ class RolloutLoop:
             self._fail(error)
 
     def _drop(self, group: Group) -> None:
-        """Give a group up; the next one takes its place."""
+        """Drop a group; the next one takes its place."""
         del self._groups[group.number]
         self._done_tasks.add(group.place)
         self._abandon(group)

@@ -33,7 +33,15 @@ class Speaker(Protocol):
         ...
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """Append a turn to the conversation; return the injected messages as the model will see them."""
+        """Append a turn to the conversation.
+
+        Args:
+            answer: The assistant's message.
+            injected: Messages that follow it.
+
+        Returns:
+            The injected messages as the model will see them.
+        """
         ...
 
     @property
@@ -55,7 +63,7 @@ class TokenSpeaker:
     """A speaker over an engine that takes and returns token ids.
 
     Args:
-        agent: What all trajectories share.
+        agent: The encoder of prompts.
         requests: Requests to the engine.
         messages: The first messages.
         tools: Names of the tools that the template shows; None: all.
@@ -131,7 +139,16 @@ class TokenSpeaker:
 
 
 class MessageSpeaker:
-    """A speaker over an engine that takes and returns messages; see `TokenSpeaker` for the arguments."""
+    """A speaker over an engine that takes and returns messages.
+
+    Args:
+        agent: Tools and parser.
+        requests: Requests to the engine.
+        messages: The first messages.
+        tools: Names of the tools that the engine is told of; None: all.
+        key: Name of the trajectory.
+        max_new_tokens: Upper bound on the tokens of one answer.
+    """
 
     def __init__(
         self,

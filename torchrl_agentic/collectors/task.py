@@ -17,7 +17,7 @@ ANSWERS = ("answer", "ground_truth")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a group of trajectories starts from.
+    """First messages and data of a group of trajectories.
 
     Attributes:
         name: Name of the task, part of the names of its trajectories.

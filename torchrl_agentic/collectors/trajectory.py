@@ -35,7 +35,13 @@ class Observer(Protocol):
     """Follows what a trajectory does."""
 
     def doing(self, name: str, cause: Cause, detail: str = "") -> None:
-        """Note what a trajectory does from now on."""
+        """Note what a trajectory does from now on.
+
+        Args:
+            name: Name of the trajectory.
+            cause: What it does.
+            detail: Names of the tools or of the user; "" otherwise.
+        """
         ...
 
     def add(self, span: Span) -> None:

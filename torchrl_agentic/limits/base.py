@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
-from torchrl_agentic.limits.circuit_breaker import CircuitBreaker, CircuitOpen
 from torchrl_agentic.limits.token_bucket import Permit
+
+if TYPE_CHECKING:
+    from torchrl_agentic.limits.circuit_breaker import CircuitBreaker, CircuitOpen
 
 WAITS_KEPT = 512
 """Number of the latest waits that the quantiles of `stats()` cover."""
@@ -328,7 +330,7 @@ class Limiter(ABC):
         refusal = breaker.refusal(now)
         if refusal is not None:
             self._refused += 1
-            raise CircuitOpen(refusal)
+            raise _circuit_open(refusal)
 
     def _delay(self, now: float) -> float | None:
         if self._breaker is not None and self._breaker.holds(now):
@@ -356,7 +358,7 @@ class Limiter(ABC):
                 return
             self._queue.popleft()
             self._count_down(head)
-            error = None if refusal is None else CircuitOpen(refusal)
+            error = None if refusal is None else _circuit_open(refusal)
             try:
                 head.loop.call_soon_threadsafe(head.wake, error)
             except RuntimeError:  # the event loop is closed, and its tasks with it
@@ -454,4 +456,12 @@ def make_breaker(break_after: int | None, break_seconds: float) -> CircuitBreake
     check_seconds("break_seconds", break_seconds, none="the default")
     if break_after is None:
         return None
+    from torchrl_agentic.limits.circuit_breaker import CircuitBreaker  # few limiters have one
+
     return CircuitBreaker(int(break_after), break_seconds)
+
+
+def _circuit_open(refusal: str) -> CircuitOpen:
+    from torchrl_agentic.limits.circuit_breaker import CircuitOpen
+
+    return CircuitOpen(refusal)
