@@ -40,6 +40,7 @@ SLOW = (
     "tools/http/test_page.py",
     "cli/test_servers.py",
     "collectors/test_admission.py",
+    "collectors/test_capacity.py",
     "test_examples.py",
     "transforms/test_hazards.py",
     "transforms/test_consumers_torchrl.py",

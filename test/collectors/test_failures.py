@@ -1,0 +1,131 @@
+"""Failed trajectories are replaced a bounded number of times; then their groups are dropped."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
+from torchrl_agentic.errors import InfrastructureError, SandboxError
+
+KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+
+
+def test_each_member_is_replaced_so_many_times_and_then_the_group_is_dropped():
+    policy = FailurePolicy("replace")
+    assert [policy.fail(7, 0, "engine").action for _ in range(3)] == ["replace"] * 3
+    assert policy.fail(7, 1, "timeout").action == "replace", "another member has its own replacements"
+    assert policy.fail(8, 0, "engine").action == "replace", "so has another group"
+    verdict = policy.fail(7, 0, "crash")
+    assert verdict.action == "drop"
+    assert verdict.reason == "one of its trajectories was replaced 3 times"
+    assert (policy.replaced, policy.dropped) == (5, 1)
+    assert policy.failures == {"engine": 4, "timeout": 1, "crash": 1}
+    assert policy.infrastructure == 5
+
+
+def test_a_task_that_cannot_be_used_is_not_tried_again():
+    assert FailurePolicy("replace").fail(0, 0, "task").action == "drop"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drop_and_raise_replace_nothing(kind: FailureKind):
+    for on_failure in ("drop", "raise"):
+        policy = FailurePolicy(on_failure)
+        assert policy.fail(0, 0, kind).action == on_failure
+        assert (policy.replaced, policy.dropped, policy.failures[kind]) == (0, on_failure == "drop", 1)
+
+
+def test_a_group_that_is_forgotten_has_all_its_replacements_again():
+    policy = FailurePolicy("replace", max_replacements=1)
+    assert policy.fail(0, 0, "engine").action == "replace"
+    policy.forget(0)
+    policy.forget(0)
+    assert policy.fail(0, 0, "engine").action == "replace"
+    assert policy.fail(0, 0, "engine").action == "drop"
+
+
+def test_groups_that_all_fail_end_in_the_error_instead_of_a_loop_without_end():
+    policy = FailurePolicy("drop", max_drops_in_a_row=3)
+    actions = [policy.fail(group, 0, "engine").action for group in range(2)]
+    policy.succeed()
+    actions += [policy.fail(group, 0, "engine").action for group in range(2, 5)]
+    assert actions == ["drop"] * 5
+    verdict = policy.fail(5, 0, "engine")
+    assert verdict.action == "raise"
+    assert verdict.reason == "3 groups were dropped in a row, and no trajectory succeeded"
+    endless = FailurePolicy("drop", max_drops_in_a_row=None)
+    assert {endless.fail(group, 0, "engine").action for group in range(1000)} == {"drop"}
+
+
+@given(
+    st.integers(0, 4),
+    st.integers(1, 4) | st.none(),
+    st.sampled_from(["replace", "drop", "raise"]),
+    st.integers(),
+)
+def test_no_group_gets_more_replacements_than_it_may(
+    replacements: int, drops: int | None, on_failure: Any, seed: int
+):
+    rng = random.Random(seed)
+    policy = FailurePolicy(on_failure, max_replacements=replacements, max_drops_in_a_row=drops)
+    actions: Counter[str] = Counter()
+    replaced: Counter[tuple[int, int]] = Counter()
+    in_a_row = 0
+    groups, following = list(range(3)), 3
+    for _ in range(200):
+        if rng.random() < 0.3:
+            policy.succeed()
+            in_a_row = 0
+            continue
+        group, member = rng.choice(groups), rng.randrange(3)
+        action = policy.fail(group, member, rng.choice(KINDS)).action
+        actions[action] += 1
+        if action == "replace":
+            replaced[group, member] += 1
+            assert replaced[group, member] <= replacements
+            assert on_failure == "replace"
+        elif action == "drop":
+            groups[groups.index(group)] = following
+            following += 1
+            in_a_row += 1
+            assert drops is None or in_a_row <= drops
+        else:
+            assert on_failure == "raise" or in_a_row == drops
+    assert (policy.replaced, policy.dropped) == (actions["replace"], actions["drop"])
+    assert policy.failures.total() == actions.total()
+    assert policy.infrastructure == policy.failures["timeout"] + policy.failures["engine"]
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "kind"),
+    [
+        (InfrastructureError("gone"), "trajectory", "engine"),
+        (SandboxError("gone"), "reward", "engine"),
+        (TimeoutError(), "trajectory", "timeout"),
+        (TimeoutError(), "reward", "reward"),
+        (ValueError("prompt too long"), "task", "task"),
+        (ValueError("bug"), "reward", "reward"),
+        (KeyError("bug"), "trajectory", "crash"),
+    ],
+)
+def test_infrastructure_is_told_from_mistakes_in_code_and_tasks(error: BaseException, phase: Any, kind: str):
+    assert failure_kind(error, phase) == kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"on_failure": "retry"}, "on_failure is 'replace', 'drop' or 'raise'; got 'retry'"),
+        ({"on_failure": "drop", "max_replacements": -1}, "max_replacements must be 0 or more"),
+        ({"on_failure": "drop", "max_drops_in_a_row": 0}, "max_drops_in_a_row must be 1 or more"),
+    ],
+)
+def test_wrong_policies_are_refused(arguments: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        FailurePolicy(**arguments)

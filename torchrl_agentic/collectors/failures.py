@@ -1,0 +1,142 @@
+"""`FailurePolicy`: what follows when a trajectory fails for a reason that is not the model's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from torchrl_agentic.errors import InfrastructureError, check_count
+
+FailureKind: TypeAlias = Literal["timeout", "engine", "reward", "task", "crash"]
+"""Cause of a failure.
+
+"timeout": the trajectory took too long. "engine": the engine, or other infrastructure, was lost or
+overloaded. "reward": the reward function raised. "task": the task cannot be used, such as a prompt that is
+too long. "crash": other code raised, such as a transform.
+"""
+OnFailure: TypeAlias = Literal["replace", "drop", "raise"]
+INFRASTRUCTURE: frozenset[FailureKind] = frozenset({"timeout", "engine"})
+"""Kinds of failures that say nothing about the policy, the task or the user's code."""
+
+
+def failure_kind(error: BaseException, phase: Literal["task", "trajectory", "reward"]) -> FailureKind:
+    """Return the cause of a failure.
+
+    Mistakes of the model are no failures: the dispatcher answers them with a result.
+
+    Args:
+        error: The exception that ended the trajectory.
+        phase: What ran when it was raised: the preparation of the task, the turns, or the reward function.
+    """
+    if isinstance(error, InfrastructureError):
+        return "engine"
+    if phase == "task":
+        return "task"
+    if phase == "reward":
+        return "reward"
+    return "timeout" if isinstance(error, TimeoutError) else "crash"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the collector does about a failure.
+
+    Attributes:
+        action: "replace": sample the trajectory again from its task. "drop": give up its group. "raise": end
+            the iteration with the error.
+        reason: Why, as the end of a log line or an error message.
+    """
+
+    action: OnFailure
+    reason: str
+
+
+class FailurePolicy:
+    """Decide whether a failed trajectory is replaced, its group is dropped, or the error is raised.
+
+    A trajectory is replaced a few times; then its group is dropped, because it could fail forever. After a
+    failure of the kind "task" the group is dropped at once, because the task would be the same. If group
+    after group is dropped and no trajectory succeeds in between, the cause is not in the groups, and the
+    error is raised whatever `on_failure` says.
+
+    Args:
+        on_failure: "replace" a failed trajectory, "drop" its group, or "raise" the error.
+        max_replacements: Number of replacements of one member of a group.
+        max_drops_in_a_row: Number of groups that may be dropped without a trajectory that succeeds; None for
+            no limit.
+
+    Attributes:
+        failures: Number of failures by kind.
+        replaced: Number of trajectories that were replaced.
+        dropped: Number of groups that were dropped.
+
+    Raises:
+        TypeError: If a number is not a number.
+        ValueError: If `on_failure` is unknown, or a number is too small or not whole.
+    """
+
+    def __init__(
+        self, on_failure: OnFailure, *, max_replacements: int = 3, max_drops_in_a_row: int | None = 100
+    ) -> None:
+        if on_failure not in get_args(OnFailure):
+            raise ValueError(f"on_failure is 'replace', 'drop' or 'raise'; got {on_failure!r}")
+        check_count("max_replacements", max_replacements, optional=False, least=0)
+        check_count("max_drops_in_a_row", max_drops_in_a_row)
+        self.failures: Counter[FailureKind] = Counter()
+        self.replaced = 0
+        self.dropped = 0
+        self._on_failure = on_failure
+        self._max_replacements = int(max_replacements)
+        self._max_drops_in_a_row = max_drops_in_a_row
+        self._drops_in_a_row = 0
+        self._replacements: dict[int, Counter[int]] = {}
+        """Number of replacements of each member, by group."""
+
+    @property
+    def infrastructure(self) -> int:
+        """Number of failures that say nothing about the policy, the task or the user's code."""
+        return sum(self.failures[kind] for kind in INFRASTRUCTURE)
+
+    def fail(self, group: int, member: int, kind: FailureKind) -> Verdict:
+        """Record a failure and decide what follows.
+
+        Args:
+            group: Number of the group.
+            member: Index of the trajectory in the group.
+            kind: Cause of the failure.
+        """
+        self.failures[kind] += 1
+        if self._on_failure == "raise":
+            return Verdict("raise", "on_failure is 'raise'")
+        if self._on_failure == "drop":
+            return self._drop(group, "on_failure is 'drop'")
+        if kind == "task":
+            return self._drop(group, "its task cannot be used")
+        counts = self._replacements.setdefault(group, Counter())
+        if counts[member] >= self._max_replacements:
+            return self._drop(group, f"one of its trajectories was replaced {self._max_replacements} times")
+        counts[member] += 1
+        self.replaced += 1
+        return Verdict("replace", f"replacement {counts[member]} of {self._max_replacements}")
+
+    def succeed(self) -> None:
+        """Record that a trajectory ended without a failure."""
+        self._drops_in_a_row = 0
+
+    def forget(self, group: int) -> None:
+        """Forget the replacements of a group that has left, or that restarts with other trajectories.
+
+        Args:
+            group: Number of the group.
+        """
+        self._replacements.pop(group, None)
+
+    def _drop(self, group: int, reason: str) -> Verdict:
+        limit = self._max_drops_in_a_row
+        if limit is not None and self._drops_in_a_row >= limit:
+            return Verdict("raise", f"{limit} groups were dropped in a row, and no trajectory succeeded")
+        self.forget(group)
+        self._drops_in_a_row += 1
+        self.dropped += 1
+        return Verdict("drop", reason)
