@@ -1,6 +1,7 @@
 """Screenshots of a page: `python docs/screenshots/html_page.py rollouts out/`, with Chromium and playwright.
 
-Per scheme, light and dark: the overview, and the trajectory with the most failed calls, or the worst score.
+Per scheme, light and dark: the overview, the trajectory with the most failed calls, or the worst score, and the
+timeline of the last batch, if there is one.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ def take(browser: Browser, page: Path, out: Path, scheme: str, width: int, heigh
     tab.locator("[role=option]").first.click()
     tab.locator("section.turn").first.wait_for()
     tab.screenshot(path=out / f"html-trajectory-{scheme}.png")
+    if tab.get_by_role("link", name="Timeline").is_visible():
+        tab.get_by_role("link", name="Timeline").click()
+        tab.locator(".time-box canvas").wait_for()
+        tab.get_by_role("button", name="Next straggler").click()
+        tab.locator("main").evaluate("(main) => main.scrollTo(0, 0)")
+        tab.wait_for_timeout(200)  # the canvas is drawn in the next frame
+        tab.screenshot(path=out / f"html-timeline-{scheme}.png")
     tab.close()
 
 

@@ -19,12 +19,13 @@ _SCRIPT = re.compile(r"<script([^>]*)>(.*?)</script>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Page:
-    """A page as text: the index of its list, its trajectories, and its scripts as (attributes, text)."""
+    """A page as text: its index, its trajectories, its scripts as (attributes, text), and its batches."""
 
     text: str
     index: dict[str, Any]
     bodies: list[dict[str, Any]]
     scripts: list[tuple[str, str]]
+    batches: list[dict[str, Any]]
 
 
 def dump_of(folder: Path, records: Iterable[TrajectoryRecord], name: str = "0.jsonl") -> Path:
@@ -43,6 +44,13 @@ def page_of(folder: Path) -> Page:
     text = out.read_text("utf-8")
     scripts = _SCRIPT.findall(text)
     index = next(json.loads(inside) for attributes, inside in scripts if 'id="index"' in attributes)
-    packed = [inside for attributes, inside in scripts if 'id="chunk-' in attributes]
-    lines = [line for chunk in packed for line in zlib.decompress(base64.b64decode(chunk)).split(b"\n")]
-    return Page(text, index, [json.loads(line) for line in lines], scripts)
+    bodies, batches = (
+        [
+            json.loads(line)
+            for attributes, inside in scripts
+            if f'id="{kind}-' in attributes
+            for line in zlib.decompress(base64.b64decode(inside)).split(b"\n")
+        ]
+        for kind in ("chunk", "batch")
+    )
+    return Page(text, index, bodies, scripts, batches)

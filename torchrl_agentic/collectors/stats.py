@@ -145,7 +145,7 @@ class _Wait:
 class CollectorStats:
     """Statistics of a collector: waits by cause, stragglers, ages of tokens, and use of the engine.
 
-    The collector calls its methods on the thread of its event loop; each costs about a microsecond, except
+    The collector calls its methods on the thread of its event loop; each costs a few microseconds, except
     `batch`. Any thread may read. Memory is bounded by the number of trajectories that run or wait for their
     batch.
 

@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimeline:
-    """What happened until a batch was complete.
+    """Time line of one batch: the spans of its trajectories until it was complete.
 
     Attributes:
         number: Number of the batch, counted from 0.

@@ -71,11 +71,13 @@ def wait_causes(start: float, stop: float, members: Iterable[Member], own: Seque
     updates = [span for span in own if span.cause == "update" and span.stop > start]
     for member in missing:
         end = min(member.ended, stop)
-        held[member.name] = shared.between(start, end)
-        for left, right, keys in _pieces(member, start, end, updates):
-            share = shared.between(left, right) / len(keys)
+        below = 0.0
+        for right, keys in _pieces(member, start, end, updates):
+            above = shared.until(right)
             for key in keys:
-                causes[key] += share
+                causes[key] += (above - below) / len(keys)
+            below = above
+        held[member.name] = below
     if stop > shared.last:
         causes[BATCH] += stop - shared.last
     return WaitCauses({key: seconds for key, seconds in causes.items() if seconds > 0}, held)
@@ -91,10 +93,7 @@ class _Shares:
             self._times.append(end)
         self.last = self._times[-1]
 
-    def between(self, left: float, right: float) -> float:
-        return self._until(right) - self._until(left)
-
-    def _until(self, time: float) -> float:
+    def until(self, time: float) -> float:
         place = bisect_right(self._times, time) - 1
         if place + 1 == len(self._times):
             return self._sums[-1]
@@ -105,11 +104,11 @@ class _Shares:
 
 def _pieces(
     member: Member, start: float, stop: float, updates: Sequence[Span]
-) -> Iterator[tuple[float, float, Sequence[str]]]:
-    """Cut the time of a trajectory where a span starts or stops; yield the keys of each piece."""
+) -> Iterator[tuple[float, Sequence[str]]]:
+    """Cut the time of a trajectory where a span starts or stops; yield the end and the keys of each piece."""
     begun = min(max(member.began, start), stop)
     if start < begun:
-        yield start, begun, ("admission",)
+        yield begun, ("admission",)
     edges: list[tuple[float, int, int]] = []
     spans = [*member.spans, *updates]
     for number, span in enumerate(spans):
@@ -120,18 +119,20 @@ def _pieces(
     at = begun
     for time, starts, number in sorted(edges):
         if at < time:
-            yield at, time, _keys(running.values())
+            yield time, _keys(running.values())
             at = time
         if starts:
             running[number] = spans[number]
         else:
             del running[number]
     if at < stop:
-        yield at, stop, (OTHER,)
+        yield stop, (OTHER,)
 
 
 def _keys(running: Collection[Span]) -> Sequence[str]:
     """Return what a trajectory waits for while some spans run."""
+    if not running:
+        return (OTHER,)
     causes = {span.cause for span in running}
     if {"engine", "update"} <= causes:
         return ("update",)

@@ -119,7 +119,9 @@ class TestOneFile:
         }
         assert page.text.index("Content-Security-Policy") < page.text.index("<style>")
 
-    @pytest.mark.parametrize("name", ["data.js", "charts.js", "list.js", "trajectory.js", "page.js"])
+    @pytest.mark.parametrize(
+        "name", ["data.js", "charts.js", "list.js", "trajectory.js", "timeline.js", "page.js"]
+    )
     def test_no_script_makes_html_or_programs_of_text(self, name):
         text = (ASSETS / name).read_text("utf-8")
         assert not re.findall(

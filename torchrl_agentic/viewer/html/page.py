@@ -1,4 +1,4 @@
-"""Write the page: an index for its list and charts, and the trajectories in compressed chunks."""
+"""Write the page: an index for its list and charts, and trajectories and batches in compressed chunks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
@@ -19,16 +20,21 @@ from typing import IO, Any
 
 import pydantic_core
 
+from torchrl_agentic.collectors.timeline import read_timelines
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import BadLine, Dump, DumpFile, TrajectoryRecord
 from torchrl_agentic.records.call_stats import Distribution
+from torchrl_agentic.records.dump import TIMELINE
 from torchrl_agentic.records.json_dump import plain
 from torchrl_agentic.tools.private_files import PRIVATE, open_file
+from torchrl_agentic.viewer.html.batch_body import batch_body, batch_row
 from torchrl_agentic.viewer.html.body import body, seconds
 from torchrl_agentic.viewer.html.story import NOT_RUN, STATUS_WORDS
 
 CHUNK_BYTES = 1 << 19
+MOST_BATCHES = 200
+"""Number of batches whose timelines a page has: the last ones."""
 _LEVEL = 4  # takes a fifth of the time of level 6, and makes the file an eighth larger
 _ROW_CHARS = 160
 _MOST_PROBLEMS = 1000
@@ -59,6 +65,37 @@ def chunks(dump: Dump, index: Index) -> Iterator[bytes]:
                 lines.clear()
     if lines:
         yield index.chunk(lines)
+
+
+def timelines(dump: Dump, index: Index) -> Iterator[bytes]:
+    """Yield the timelines of the last batches beside a dump, each compressed in base64.
+
+    Args:
+        dump: The dump.
+        index: Index that has all trajectories; each batch and each problem is added to it.
+    """
+    if not (dump.path / TIMELINE).is_file():
+        return
+    last: deque[tuple[list[JSON], bytes]] = deque(maxlen=MOST_BATCHES)
+    n_batches, file = 0, len(index.files)
+    index.files.append("timeline")
+    try:
+        for batch in read_timelines(dump.path):
+            if isinstance(batch, BadLine):
+                index.problem(file, batch.number, batch.reason)
+                continue
+            n_batches += 1
+            last.append((batch_row(batch), _packed([_encoded(batch_body(batch, index.numbers))])))
+    except OSError as error:
+        index.problem(file, None, f"the timelines cannot be read: {error}")
+    index.n_batches_omitted = n_batches - len(last)
+    for row, packed in last:
+        index.batches.append(row)
+        yield packed
+
+
+def _packed(lines: list[bytes]) -> bytes:
+    return base64.b64encode(zlib.compress(b"\n".join(lines), _LEVEL))
 
 
 def _records(file: DumpFile, name: int, index: Index) -> Iterator[TrajectoryRecord]:
@@ -100,6 +137,9 @@ class Index:
         tools: Number of each tool, by name.
         reasons: Number of each reason of an end.
         times: Queue and run times by tool, in seconds.
+        numbers: Number of each trajectory, by its name in its environment; None if several have that name.
+        batches: What the list of batches shows of each.
+        n_batches_omitted: Number of earlier batches, which the page does not have.
     """
 
     name: str
@@ -111,6 +151,9 @@ class Index:
     tools: dict[str, int] = field(default_factory=dict[str, int])
     reasons: dict[str, int] = field(default_factory=dict[str, int])
     times: dict[str, tuple[Distribution, Distribution]] = field(default_factory=dict[str, Any])
+    numbers: dict[str, int | None] = field(default_factory=dict[str, Any])
+    batches: list[JSON] = field(default_factory=list[JSON])
+    n_batches_omitted: int = 0
 
     def add(self, record: TrajectoryRecord, file: int) -> None:
         """Add a trajectory.
@@ -126,6 +169,7 @@ class Index:
         score = plain(summary.score)
         begin = [summary.request_id[:_ROW_CHARS], file, summary.step, score, reason, summary.n_turns]
         self.rows.append(_escaped([*begin, statuses, tools, _excerpt(record)]))
+        self.numbers[record.trajectory] = None if record.trajectory in self.numbers else len(self.rows) - 1
         for _, call, result in record.calls:
             if result.timing is not None and result.status not in NOT_RUN:
                 queues, runs = self.times.setdefault(call.tool[:_ROW_CHARS], (Distribution(), Distribution()))
@@ -147,7 +191,7 @@ class Index:
     def chunk(self, lines: list[bytes]) -> bytes:
         """Compress the trajectories that were added last."""
         self.chunk_sizes.append(len(lines))
-        return base64.b64encode(zlib.compress(b"\n".join(lines), _LEVEL))
+        return _packed(lines)
 
     def parts(self) -> Iterator[bytes]:
         """Yield the index as JSON that is safe inside of a script element."""
@@ -161,6 +205,8 @@ class Index:
             "reasons": list(self.reasons),
             "statuses": [[status, *words, status not in NOT_RUN] for status, words in STATUS_WORDS.items()],
             "times": [_times(name, *times) for name, times in self.times.items()],
+            "batches": self.batches,
+            "n_batches_omitted": self.n_batches_omitted,
         }
         yield _escaped(whole)[:-1] + b',"rows":['
         for number, row in enumerate(self.rows):
@@ -188,7 +234,7 @@ def _escaped(value: JSON) -> bytes:
     return json.dumps(value).replace("<", "\\u003c").encode()
 
 
-_SCRIPTS = ("data.js", "charts.js", "list.js", "trajectory.js", "page.js")
+_SCRIPTS = ("data.js", "charts.js", "list.js", "trajectory.js", "timeline.js", "page.js")
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -208,9 +254,10 @@ def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
     """
     index = Index(dump.path.name)
     with tempfile.TemporaryFile() as bodies:
-        for number, chunk in enumerate(chunks(dump, index)):
-            bodies.write(b'<script type="application/octet-stream" id="chunk-%d">' % number)
-            bodies.write(chunk + b"</script>\n")
+        for kind, pieces in ((b"chunk", chunks(dump, index)), (b"batch", timelines(dump, index))):
+            for number, piece in enumerate(pieces):
+                bodies.write(b'<script type="application/octet-stream" id="%s-%d">' % (kind, number))
+                bodies.write(piece + b"</script>\n")
         bodies.seek(0)
         with open(open_file(path, os.O_WRONLY | os.O_TRUNC, mode), "wb") as file:
             _assemble(file, index, bodies)

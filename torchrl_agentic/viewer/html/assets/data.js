@@ -55,21 +55,38 @@ function bytesOfBase64(text) {
   return bytes;
 }
 
+/** The text of an element that holds it compressed. */
+async function inflated(id) {
+  const packed = document.getElementById(id).textContent;
+  const stream = new Blob([bytesOfBase64(packed)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).text();
+}
+
 /** The trajectories of a chunk, each as a line of JSON; the last few chunks are kept. */
 async function linesOf(chunk) {
   if (!unpacked.has(chunk)) {
     await whole;
-    const packed = document.getElementById(`chunk-${chunk}`).textContent;
-    const stream = new Blob([bytesOfBase64(packed)]).stream().pipeThrough(new DecompressionStream("deflate"));
-    unpacked.set(chunk, (await new Response(stream).text()).split("\n"));
+    unpacked.set(chunk, (await inflated(`chunk-${chunk}`)).split("\n"));
     if (unpacked.size > 4) unpacked.delete(unpacked.keys().next().value);
   }
   return unpacked.get(chunk);
 }
 
+/** The timeline of a batch. */
+async function batchOf(number) {
+  await whole;
+  return JSON.parse(await inflated(`batch-${number}`));
+}
+
 async function bodyOf(number) {
   const chunk = firstOfChunk.findLastIndex((first) => first <= number);
   return JSON.parse((await linesOf(chunk))[number - firstOfChunk[chunk]]);
+}
+
+/** The number of the batch that an address names; null where there is none. */
+function batchOfAddress(address) {
+  const number = Number(/^#:batch-(\d+)$/.exec(address)?.[1] ?? 0) - 1;
+  return INDEX.batches[number] ? number : null;
 }
 
 /** All texts of a value, those inside of lists and objects too. */

@@ -146,5 +146,5 @@ async function search() {
 /** Show what the filters let through: in the list, and in the overview where that is shown. */
 function refilter() {
   refreshList();
-  if (current < 0) overview();
+  if (current === -1) overview();
 }

@@ -73,8 +73,9 @@ function go(number, call = null) {
 /** Show what the address names. */
 function route() {
   clearTimeout(addressing);
-  const place = placeOf(location.hash);
-  if (place) show(place.number, place.call);
+  const place = placeOf(location.hash), batch = batchOfAddress(location.hash);
+  if (batch !== null) showBatch(batch);
+  else if (place) show(place.number, place.call);
   else home();
 }
 
@@ -97,6 +98,7 @@ const KEYS = {
   k: () => move(-1),
   e: nextFailed,
   o: () => { home(); follow("#"); },
+  t: () => { if (INDEX.batches.length) { showBatch(INDEX.batches.length - 1); follow(`#:batch-${INDEX.batches.length}`); } },
   "/": () => byId("search").focus(),
   "?": () => byId("help").showModal(),
 };
@@ -142,6 +144,10 @@ addEventListener("hashchange", route);
 const sum = (name) => rows.reduce((total, row) => total + row[name], 0);
 byId("name").textContent = visible(INDEX.name);
 byId("totals").textContent = `${many(rows.length, "trajectory").replace("trajectorys", "trajectories")} · ${many(sum("calls"), "call")} · ${sum("errors").toLocaleString("en")} failed`;
+if (INDEX.batches.length) {
+  byId("to-timeline").hidden = false;
+  byId("to-timeline").href = `#:batch-${INDEX.batches.length}`;
+}
 fillFilters();
 refreshList();
 route();
