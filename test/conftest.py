@@ -65,6 +65,7 @@ SLOW = (
     "test_migration.py",
     "test_documented_tools.py",
     "engines/test_scripted_engine.py",
+    "engines/test_transformers_engine.py",
 )
 """Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""
 

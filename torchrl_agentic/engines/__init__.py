@@ -1,4 +1,4 @@
-"""Engines: token ids in, sampled token ids out."""
+"""Engines: token ids in, sampled token ids out; or messages in, a message out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from torchrl_agentic.errors import load_lazily
 if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
+    from torchrl_agentic.engines.transformers_engine import TransformersEngine
 
 _WHERE = {
-    "base": ("ChatEngine", "Engine", "Finish", "OnIds", "Sampled"),
+    "base": (
+        "ChatEngine",
+        "Engine",
+        "Finish",
+        "OnIds",
+        "Sampled",
+    ),
     "scripted_engine": ("ScriptedEngine",),
+    "transformers_engine": ("TransformersEngine",),
 }
-__all__ = ["ChatEngine", "Engine", "Finish", "OnIds", "Sampled", "ScriptedEngine"]
+__all__ = ["ChatEngine", "Engine", "Finish", "OnIds", "Sampled", "ScriptedEngine", "TransformersEngine"]
 
 __getattr__ = load_lazily(__name__, _WHERE)
