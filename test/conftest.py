@@ -23,6 +23,7 @@ SLOW = (
     "limits/test_ray_actor.py",
     "transforms/test_control_tokens.py",
     "rollout",
+    "engines/test_vllm_engine.py",
     "repl",
     "tools/mcp",
     "test_docs.py",

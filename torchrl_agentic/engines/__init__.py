@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
+    from torchrl_agentic.engines.vllm import VLLMEngine
 
 _WHERE = {
     "base": (
@@ -21,7 +22,17 @@ _WHERE = {
     ),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
+    "vllm": ("VLLMEngine",),
 }
-__all__ = ["ChatEngine", "Engine", "Finish", "OnIds", "Sampled", "ScriptedEngine", "TransformersEngine"]
+__all__ = [
+    "ChatEngine",
+    "Engine",
+    "Finish",
+    "OnIds",
+    "Sampled",
+    "ScriptedEngine",
+    "TransformersEngine",
+    "VLLMEngine",
+]
 
 __getattr__ = load_lazily(__name__, _WHERE)

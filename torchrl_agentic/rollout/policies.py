@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
+from torchrl_agentic.engines.vllm import structural_tag
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
@@ -25,7 +26,6 @@ from torchrl_agentic.rollout.vllm_sampler import (
     context_length,
     is_engine,
     prompt_rows,
-    structural_tag,
     write_answers,
 )
 from torchrl_agentic.tokens.chat_template import ChatTemplate

@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 
+from torchrl_agentic.engines.vllm import without_padding
 from torchrl_agentic.errors import MissingExtra
-from torchrl_agentic.parsers import ToolCallParser, get_parser
-from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
     TOKENS_LEFT,
@@ -28,7 +26,6 @@ from torchrl_agentic.transforms.token_rows import (
 )
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
-_FORBID = -100.0
 _NOT_PADDED = NonTensorData(False)
 
 
@@ -67,7 +64,7 @@ class EngineSampler(TensorDictModuleBase):
         own: dict[str, Any] = {
             "detokenize": False,  # the message is made from the ids, once
             "logprobs": 0 if return_log_probs else None,
-            "logit_bias": _without_padding(engine, tokenizer.pad_token_id),
+            "logit_bias": without_padding(tokenizer.pad_token_id, _vocab_size(engine)),
         }
         self.sampling = SamplingParams(**{**own, **sampling})
 
@@ -157,42 +154,10 @@ def is_engine(model: Any) -> bool:
     return bool(kinds & {("vllm", "LLM"), ("torchrl", "AsyncVLLM")})
 
 
-def structural_tag(
-    parser: ToolCallParser | str | None,
-    tools: Tools,
-    tool_choice: Literal["auto", "required"],
-    parallel: bool,
-) -> Any:
-    """Return the constraint on tool calls as vLLM's `structured_outputs`.
-
-    Args:
-        parser: The format of the calls, or its name.
-        tools: Tools that may be called.
-        tool_choice: "auto", or "required" for at least one call.
-        parallel: Allow several calls in an answer.
-
-    Raises:
-        ValueError: If there is no parser, or its format has no structural tag.
-        MissingExtra: If vLLM is not installed.
-    """
-    if parser is None:
-        raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
-    tag = get_parser(parser).structural_tag(tools, tool_choice=tool_choice, parallel=parallel)
-    if tag is None:
-        raise ValueError(
-            f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
-        )
-    try:
-        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
-
-
-def _without_padding(engine: Any, pad: int) -> dict[int, float] | None:
-    """Return a bias that forbids the pad token, which losses drop; None if the model has no such token."""
+def _vocab_size(engine: Any) -> int | None:
+    """Return how many ids the model of an engine has; None if it is unknown."""
     config = getattr(getattr(engine, "llm_engine", None), "model_config", None)
-    return {pad: _FORBID} if config is None or pad < config.get_vocab_size() else None
+    return None if config is None else config.get_vocab_size()
 
 
 def context_length(model: Any) -> int | None:

@@ -1,0 +1,560 @@
+"""`VLLMEngine`: sample with vLLM, in this process or in the Ray actors of TorchRL's `AsyncVLLM`."""
+
+# vLLM is installed in an environment of its own, and Ray annotates few results.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torchrl_agentic.engines.base import Finish, OnIds, Sampled
+from torchrl_agentic.engines.weights import Weights, check_fits, checkpoint_shapes, weights_folder
+from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count
+from torchrl_agentic.parsers import get_parser
+from torchrl_agentic.tokens.writer import stop_ids
+
+if TYPE_CHECKING:
+    from torchrl_agentic.parsers import ToolCallParser
+    from torchrl_agentic.parsers.base import Tools
+
+__all__ = ["VLLMEngine", "structural_tag", "without_padding"]
+
+OnUpdate: TypeAlias = Literal["abort", "wait", "keep"]
+LoadWeights: TypeAlias = Callable[[Any, Any], Awaitable[None]]
+
+_FORBID = -100.0
+_FINISHES: Mapping[str, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "repetition": "length",
+    "abort": "aborted",
+}
+_OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
+_SHUTDOWN_S = 10.0
+_CLOSED = "the engine is closed"
+
+
+class VLLMEngine:
+    """Samples with vLLM.
+
+    An answer ends with one of the stop ids, and with no other token. The pad token is never sampled, because
+    losses drop it. Log-probabilities are those of the model before temperature and `top_p`, unless vLLM was
+    started with another `logprobs_mode`; under a constraint, those of the tokens that it allows.
+
+    A weight update pauses vLLM. New requests wait for its end, and each result has the version of the
+    weights that sampled it. `update` takes a state dict, a TensorDict, pairs of a name and a tensor, or a
+    module, with the names of the checkpoint; it writes them to a safetensors file that vLLM loads. It also
+    takes the path of a folder with such files, as `save_pretrained` writes it. `load_weights` replaces this
+    by another way, such as vLLM's weight transfer over NCCL or CUDA IPC.
+
+    Args:
+        engine: A `vllm.v1.engine.async_llm.AsyncLLM`, which must be used on one event loop only, or TorchRL's
+            `AsyncVLLM`. It stays open when this object is closed.
+        tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
+        temperature: Sampling temperature; 0 for greedy sampling.
+        top_p: Probability mass of the tokens that are sampled from.
+        stop_token_ids: Further ids that end an answer.
+        log_probs: Return log-probabilities.
+        sampling: Further arguments of `vllm.SamplingParams`.
+        on_update: What an update does to requests that run: "abort" them, so that they may be resumed under
+            the new weights; "wait" for their end; or "keep" them, which continues answers under the new
+            weights and gives them the version of their first token.
+            None: "wait" under a constraint on tool calls, which cannot resume, and "abort" otherwise.
+        load_weights: Loads new weights: `await load_weights(engine, weights)`, while vLLM is paused.
+        weights_parent: Folder for the files of new weights, which all workers of vLLM must see; by default
+            in memory or among temporary files.
+        tool_choice: "auto" forces calls of tools into their format and schema; "required" also forces at
+            least one call. None: no constraint.
+        parser: The format of tool calls, or its name, for `tool_choice`.
+        tools: The tools that may be called, for `tool_choice`.
+        parallel_tool_calls: Allow several calls in a constrained answer.
+
+    Attributes:
+        llm: The vLLM engine.
+        version: Policy version: number of weight updates so far.
+        max_concurrent: Number of requests that vLLM works on at once.
+        context_length: Number of tokens that the model takes, prompt and answer together; None if unknown.
+        stop_token_ids: Ids that end an answer.
+        resumable: Aborted answers may be resumed; False under a constraint on tool calls.
+
+    Raises:
+        TypeError: If the engine is of another type.
+        ValueError: If the pad token also ends answers, an argument of `sampling` is not supported, or the
+            format of calls has no structural tag.
+        MissingExtra: If vLLM is not installed.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        tokenizer: Any,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stop_token_ids: Sequence[int] = (),
+        log_probs: bool = True,
+        sampling: Mapping[str, Any] | None = None,
+        on_update: OnUpdate | None = None,
+        load_weights: LoadWeights | None = None,
+        weights_parent: str | Path | None = None,
+        tool_choice: Literal["auto", "required"] | None = None,
+        parser: ToolCallParser | str | None = None,
+        tools: Tools = (),
+        parallel_tool_calls: bool = True,
+    ) -> None:
+        try:
+            from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        if (own := sorted(set(_OWN) & set(sampling or ()))) != []:
+            raise ValueError(
+                f"sampling cannot have {', '.join(own)}: the engine sets it, or samples ids only"
+            )
+        self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
+        self.llm = engine
+        self._server = _server_of(engine)
+        self.version = 0
+        self.max_concurrent = self._server.max_concurrent
+        self.context_length = self._server.context_length
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "stop_token_ids": list(self.stop_token_ids),
+            "ignore_eos": True,  # the ids above are the only ones that end an answer
+            "detokenize": False,
+            "logprobs": 0 if log_probs else None,
+            "flat_logprobs": True,
+            "logit_bias": without_padding(tokenizer.pad_token_id, self._server.vocab_size),
+            "skip_clone": True,  # each request gets a copy of its own
+            **(sampling or {}),
+        }
+        if tool_choice is not None:
+            options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
+        self._params: Any = SamplingParams(**options)
+        self.resumable = self._params.structured_outputs is None
+        if on_update not in (None, "abort", "wait", "keep"):
+            raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
+        if on_update == "abort" and not self.resumable:
+            raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
+        self._on_update: OnUpdate = on_update or ("abort" if self.resumable else "wait")
+        self._load_weights, self._weights_parent = load_weights, weights_parent
+        self._log_probs = log_probs
+        self._owns = False
+        self._numbers = itertools.count()
+        self._name = uuid.uuid4().hex[:8]
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Timeout] = set()
+        self._waiting: set[asyncio.Timeout] = set()
+        self._updates: set[asyncio.Task[int]] = set()
+        self._failure: str | None = None
+        self._closed = False
+        self._labels: dict[str, int] = {}
+        self._shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    @classmethod
+    def from_model(
+        cls,
+        model: str | Path,
+        *,
+        tokenizer: Any = None,
+        engine_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> VLLMEngine:
+        """Start vLLM for a model; `close` ends it.
+
+        Args:
+            model: Folder or name of the model.
+            tokenizer: The tokenizer of the model; None loads it.
+            engine_args: Further arguments of vLLM's `AsyncEngineArgs`, such as `max_num_seqs`.
+            options: Further arguments of this class.
+
+        Raises:
+            MissingExtra: If vLLM is not installed.
+        """
+        try:
+            from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+            from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        if tokenizer is None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        args = {"enable_log_requests": False, "disable_log_stats": True, **(engine_args or {})}
+        llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **args))
+        try:
+            made = cls(llm, tokenizer=tokenizer, **options)
+        except BaseException:
+            llm.shutdown()
+            raise
+        made._owns = True
+        return made
+
+    async def sample(
+        self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
+    ) -> Sampled:
+        """Sample one answer.
+
+        Args:
+            ids: Token ids of the prompt, [P].
+            max_tokens: Upper bound on the number of sampled ids. An answer also ends where the context does.
+            key: Name of the trajectory; requests with the same key go to the same replica.
+            on_ids: Called on the event loop with each piece of sampled ids, in order; actors send one piece.
+
+        Raises:
+            InfrastructureError: If vLLM is closed, lost or overloaded, or a weight update has failed.
+            ValueError: If vLLM cannot take the prompt, such as one longer than its context.
+        """
+        check_count("max_tokens", max_tokens, optional=False)
+        if not len(ids):
+            raise ValueError("the prompt is empty")
+        if self.context_length is not None and len(ids) >= self.context_length:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; the model takes {self.context_length}, prompt and answer"
+                " together"
+            )
+        params = self._params.clone()
+        params.skip_clone, params.max_tokens = True, int(max_tokens)
+        try:
+            async with asyncio.timeout(None) as scope:  # `close` ends it
+                await self._begin(scope)
+                made_at = self.version
+                try:
+                    answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
+                finally:
+                    self._end(scope)
+        except TimeoutError:
+            raise InfrastructureError(_CLOSED) from None
+        finish = _FINISHES.get(answer.finish)
+        if finish is None:
+            raise InfrastructureError(f"vLLM ended a request with {answer.finish!r}")
+        version = min((self._labels.get(label, made_at) for label in answer.labels), default=made_at)
+        return Sampled(answer.ids, answer.log_probs if self._log_probs else None, finish, version)
+
+    async def update(self, weights: Weights | str | Path | None) -> int:
+        """Load new weights. An update that has begun runs to its end even if the caller is cancelled.
+
+        Args:
+            weights: The weights; None keeps those of vLLM and counts an update.
+
+        Returns:
+            The new policy version.
+
+        Raises:
+            ValueError: If they are not the weights of the model; vLLM keeps those it has.
+            InfrastructureError: If vLLM is closed or lost, or loading fails. Until an update succeeds, all
+                requests raise it too, because vLLM may have part of the new weights.
+        """
+        task = asyncio.create_task(self._update(weights))
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End all requests with InfrastructureError, and vLLM if `from_model` started it."""
+        self._closed = True
+        now = asyncio.get_running_loop().time()
+        for scope in (*self._running, *self._waiting):
+            scope.reschedule(now)
+        await asyncio.gather(*self._updates, return_exceptions=True)
+        await self._idle.wait()
+        if self._owns:
+            self._owns = False
+            await self._server.shut_down()
+
+    async def _begin(self, scope: asyncio.Timeout) -> None:
+        """Wait while weights are updated, and count a request that begins."""
+        self._check_open()
+        self._server.check_loop()
+        self._waiting.add(scope)
+        try:
+            while not self._open.is_set():
+                await self._open.wait()
+        finally:
+            self._waiting.discard(scope)
+        self._check_open()
+        if self._failure is not None:
+            raise InfrastructureError(self._failure)
+        self._running.add(scope)
+        self._idle.clear()
+
+    def _end(self, scope: asyncio.Timeout) -> None:
+        self._running.discard(scope)
+        if not self._running:
+            self._idle.set()
+
+    def _new_name(self, key: str) -> str:
+        return f"{key}/{self._name}-{next(self._numbers)}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InfrastructureError(_CLOSED)
+
+    async def _update(self, weights: Any) -> int:
+        async with self._lock:
+            self._check_open()
+            loading: Any = contextlib.nullcontext()
+            if weights is not None and self._load_weights is None:
+                loading = _in_thread(self._folder_of(weights))
+            async with loading as folder:
+                self._open.clear()
+                try:
+                    if self._on_update == "wait":
+                        await self._idle.wait()
+                    await self._server.pause("keep" if self._on_update == "keep" else "abort")
+                    try:
+                        if weights is not None:
+                            await self._load(weights, folder)
+                        self.version += 1
+                        label = f"{self._name}-{self.version}"
+                        self._labels[label] = self.version
+                        await self._server.mark(label)
+                    finally:
+                        await self._server.resume()
+                finally:
+                    self._open.set()
+            return self.version
+
+    async def _load(self, weights: Any, folder: Path | None) -> None:
+        """Load weights into vLLM, which is paused."""
+        try:
+            if self._load_weights is not None:
+                await self._load_weights(self._server.engine, weights)
+            else:
+                await self._server.load(str(folder))
+        except Exception as error:
+            self._failure = f"an update of the weights failed, and vLLM may have part of them: {error}"
+            raise InfrastructureError(self._failure) from error
+        self._failure = None
+
+    @contextlib.contextmanager
+    def _folder_of(self, weights: Weights | str | Path) -> Generator[Path]:
+        """Yield a folder with the weights, after checking that they fit the model."""
+        if self._shapes is None:
+            self._shapes = checkpoint_shapes(self._server.model) if self._server.model is not None else {}
+        with weights_folder(weights, is_tied=self._server.is_tied, parent=self._weights_parent) as folder:
+            check_fits(checkpoint_shapes(folder), self._shapes)
+            yield folder
+
+
+@contextlib.asynccontextmanager
+async def _in_thread(context: contextlib.AbstractContextManager[Path]) -> AsyncGenerator[Path]:
+    """Enter and leave a context in a thread, because it reads and writes files."""
+    folder = await asyncio.to_thread(context.__enter__)
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What vLLM sampled; `labels` are those of the weights that sampled it, as far as they are known."""
+
+    ids: list[int]
+    log_probs: list[float] | None
+    finish: str
+    labels: Sequence[str] = ()
+
+
+class _Server(ABC):
+    """One or several vLLM engines."""
+
+    engine: Any
+    max_concurrent: int
+    context_length: int | None
+    vocab_size: int | None
+    model: str | None
+    """Folder of the checkpoint, if it is known."""
+    is_tied: bool
+    """The head of the model shares the weights of its embedding."""
+
+    @abstractmethod
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+        """Run a request."""
+
+    @abstractmethod
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        """Let no request run, and end or keep those that do."""
+
+    @abstractmethod
+    async def load(self, folder: str) -> None:
+        """Load the weights of a folder."""
+
+    @abstractmethod
+    async def mark(self, label: str) -> None:
+        """Name the weights that vLLM has."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """End a pause."""
+
+    @abstractmethod
+    async def shut_down(self) -> None:
+        """End vLLM."""
+
+    @abstractmethod
+    def check_loop(self) -> None:
+        """Raise RuntimeError if the engine is in use on another event loop."""
+
+
+class _InProcess(_Server):
+    """An `AsyncLLM` in this process."""
+
+    def __init__(self, engine: Any) -> None:
+        config = engine.vllm_config
+        self.engine = engine
+        replicas = config.parallel_config.data_parallel_size
+        self.max_concurrent = config.scheduler_config.max_num_seqs * replicas
+        self.context_length = config.model_config.max_model_len
+        self.vocab_size = config.model_config.get_vocab_size()
+        self.model = config.model_config.model
+        self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
+
+    def check_loop(self) -> None:
+        handler = self.engine.output_handler
+        if handler is not None and handler.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError("this AsyncLLM is in use on another event loop; start one for each loop")
+
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
+        found = _Answer([], [], "abort")
+        with _errors():
+            outputs = self.engine.generate(tokens_input(ids), params, name, session_id=key)
+            try:
+                async with contextlib.aclosing(outputs):
+                    async for output in outputs:
+                        piece = _answer_of(output)
+                        if on_ids is not None and piece.ids:
+                            on_ids(piece.ids)
+                        found = _joined(found, piece)
+            except asyncio.CancelledError:
+                await self.engine.abort(name)  # `generate` itself does not if the request is not yet queued
+                raise
+        return found
+
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        with _errors():
+            await self.engine.pause_generation(mode=mode, clear_cache=True)
+
+    async def load(self, folder: str) -> None:
+        with _errors():
+            await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+    async def mark(self, label: str) -> None:
+        with _errors():
+            await self.engine.update_weight_version(label)
+
+    async def resume(self) -> None:
+        with _errors():
+            await self.engine.resume_generation()
+
+    async def shut_down(self) -> None:
+        if self.engine.output_handler is not None:
+            self.engine.output_handler.cancel()  # it would take the end of vLLM for a crash
+        await asyncio.to_thread(self.engine.shutdown, _SHUTDOWN_S)
+
+
+@contextlib.contextmanager
+def _errors() -> Generator[None]:
+    """Turn errors of vLLM into ours."""
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError  # pyright: ignore
+
+    try:
+        yield
+    except VLLMClientError as error:
+        raise ValueError(str(error)) from error
+    except (VLLMServerError, GracefulHTTPError) as error:
+        raise InfrastructureError(f"vLLM: {type(error).__name__}: {error}") from error
+
+
+def _answer_of(output: Any) -> _Answer:
+    """Return what a `RequestOutput` holds."""
+    (answer,) = output.outputs
+    ids, each = list(answer.token_ids), answer.logprobs
+    log_probs = None
+    if each is not None:
+        firsts = each.start_indices  # of each position; the sampled token is the first
+        log_probs = [min(0.0, each.logprobs[first]) for first in firsts]
+        if len(log_probs) != len(ids):
+            raise InfrastructureError(f"vLLM gave {len(log_probs)} log-probabilities of {len(ids)} tokens")
+    labels = [span.version for span in answer.weight_versions or () if span.end > span.start]
+    return _Answer(ids, log_probs, answer.finish_reason or "abort", labels)
+
+
+def _joined(before: _Answer, piece: _Answer) -> _Answer:
+    """Return an answer with a further piece, whose finish and labels are those of the whole."""
+    if not before.ids:
+        return piece
+    log_probs = None
+    if before.log_probs is not None and piece.log_probs is not None:
+        log_probs = before.log_probs + piece.log_probs
+    return _Answer(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
+
+
+def _server_of(engine: Any) -> _Server:
+    """Return the server that an engine is."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(engine).__mro__}
+    if ("vllm", "AsyncLLM") in kinds:
+        return _InProcess(engine)
+    raise TypeError(
+        f"engine is a vLLM AsyncLLM or TorchRL's AsyncVLLM; got {type(engine).__name__}"
+        " (agent_policy takes a vllm.LLM)"
+    )
+
+
+def structural_tag(
+    parser: ToolCallParser | str | None,
+    tools: Tools,
+    tool_choice: Literal["auto", "required"],
+    parallel: bool,
+) -> Any:
+    """Return the constraint on tool calls as vLLM's `structured_outputs`.
+
+    Args:
+        parser: The format of the calls, or its name.
+        tools: Tools that may be called.
+        tool_choice: "auto", or "required" for at least one call.
+        parallel: Allow several calls in an answer.
+
+    Raises:
+        ValueError: If there is no parser, or its format has no structural tag.
+        MissingExtra: If vLLM is not installed.
+    """
+    if parser is None:
+        raise ValueError("tool_choice needs parser=, the format in which the model calls tools")
+    tag = get_parser(parser).structural_tag(tools, tool_choice=tool_choice, parallel=parallel)
+    if tag is None:
+        raise ValueError(
+            f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
+        )
+    try:
+        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+
+
+def without_padding(pad: int, vocab_size: int | None) -> dict[int, float] | None:
+    """Return a bias that forbids the pad token, which losses drop; None if the model has no such token.
+
+    Args:
+        pad: Id of the pad token.
+        vocab_size: Number of ids that the model has, or None if it is unknown.
+    """
+    return {pad: _FORBID} if vocab_size is None or pad < vocab_size else None
