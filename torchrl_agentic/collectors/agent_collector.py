@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import time
+import warnings
 import weakref
 from collections.abc import (
     AsyncIterable,
@@ -30,14 +31,14 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
-from torchrl.collectors import BaseCollector
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.batching import collector_batch
 from torchrl_agentic.collectors.capacity import Capacity
+from torchrl_agentic.collectors.failures import FailurePolicy, OnFailure
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
-from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, OnFailure, RolloutLoop
+from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, RolloutLoop
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.collectors.trajectory import Reward
@@ -45,6 +46,10 @@ from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.tokens.writer import check_tokenizer
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own weight updaters, at import
+    from torchrl.collectors import BaseCollector
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -118,13 +123,13 @@ class AgentCollector(BaseCollector):
             Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
         trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
-            another one of the same task takes its place, up to `max_replacements` per group; then, and if
-            the task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
+            another one of the same task takes its place, up to `max_replacements` times; then, and if the
+            task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
             batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
             place; if many are dropped in a row, the next batch raises.
         quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
             prefers short trajectories; `stats` reports by how much.
-        max_replacements: Number of failed trajectories of a group that are replaced.
+        max_replacements: Number of times that each trajectory of a group may be replaced.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
             `stop_token_ids` and `template_kwargs`.
@@ -177,12 +182,10 @@ class AgentCollector(BaseCollector):
         for name, number in (("group_size", group_size), ("groups_per_batch", groups_per_batch)):
             check_count(name, number, optional=False)
         check_count("max_new_tokens", max_new_tokens, optional=False)
-        check_count("max_replacements", max_replacements, optional=False, least=0)
         check_count("engine_retries", engine_retries, optional=False, least=0)
         check_count("quorum", quorum)
         check_seconds("trajectory_timeout", trajectory_timeout)
         _check_choice("on_update", on_update, ("resume", "finish"))
-        _check_choice("on_failure", on_failure, ("replace", "drop", "raise"))
         if quorum is not None and quorum > group_size:
             raise ValueError(f"quorum is at most group_size, {group_size}; got {quorum}")
         if not isinstance(cast("object", tasks), Iterable | AsyncIterable) or isinstance(
@@ -206,6 +209,7 @@ class AgentCollector(BaseCollector):
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
         self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
         self._admission = Admission(groups_per_batch, max_staleness, engine.version)
+        self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
         self._engine_retries = engine_retries
         threads = self._agent.dispatcher.threads
         self._options = LoopOptions(
@@ -213,8 +217,6 @@ class AgentCollector(BaseCollector):
             max_new_tokens,
             on_update,
             trajectory_timeout,
-            on_failure,
-            max_replacements,
             quorum,
             None if reward is None else _awaited(reward, threads.run),
             speculate,
@@ -267,6 +269,7 @@ class AgentCollector(BaseCollector):
             self._tasks,
             admission=self._admission,
             capacity=self._capacity,
+            failures=self._failures,
             stats=stats,
             prefix=self._prefix,
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,

@@ -10,23 +10,19 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.capacity import Capacity, Slot
+from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
-from torchrl_agentic.collectors.trajectory import Reward, RewardError, TrajectoryRun
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
 
 logger = logging.getLogger(__name__)
-
-OnFailure = Literal["replace", "drop", "raise"]
-MAX_DROPPED_IN_A_ROW = 32
-"""Number of groups that may be dropped one after the other, without one that is whole, before it raises."""
 
 
 class CollectorError(RuntimeError):
@@ -41,8 +37,6 @@ class LoopOptions:
     max_new_tokens: int = 1024
     on_update: OnUpdate = "resume"
     trajectory_timeout: float | None = None
-    on_failure: OnFailure = "replace"
-    max_replacements: int = 3
     quorum: int | None = None
     reward: Reward | None = None
     speculate: bool = False
@@ -78,6 +72,7 @@ class RolloutLoop:
         tasks: Tasks or rows of a data set, sync or async, read as they are needed.
         admission: Decides which groups begin and leave.
         capacity: Decides how many trajectories run at once.
+        failures: Decides what follows when a trajectory fails.
         stats: Gets everything that happens.
         prefix: Part of the names of trajectories that is unique in the process.
         max_finished: Number of whole groups that may wait for their batch before no more begin.
@@ -93,6 +88,7 @@ class RolloutLoop:
         *,
         admission: Admission,
         capacity: Capacity,
+        failures: FailurePolicy,
         stats: CollectorStats,
         prefix: str,
         max_finished: int,
@@ -101,6 +97,7 @@ class RolloutLoop:
     ) -> None:
         self._agent, self._requests, self._tasks = agent, requests, tasks
         self._admission, self._capacity, self._stats = admission, capacity, stats
+        self._failures = failures
         self._prefix, self._max_finished, self._options = prefix, max_finished, options
         self._done_tasks = set(skipped)
         self._loop = asyncio.get_running_loop()
@@ -109,7 +106,6 @@ class RolloutLoop:
         self._waiting: deque[tuple[Group, int]] = deque()
         self._own_tasks: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
-        self._dropped_in_a_row = 0
         self._taking = asyncio.Lock()
         self._is_closed = False
 
@@ -266,23 +262,25 @@ class RolloutLoop:
         attempt = f"~{group.attempts}" if group.attempts else ""
         name = f"{group.task.name}/{group.number}.{index}{attempt}@{self._prefix}"
         self._stats.trajectory_began(name, str(group.number))
+        run = TrajectoryRun(
+            self._agent,
+            self._requests,
+            group.task,
+            name=name,
+            index=index,
+            max_new_tokens=self._options.max_new_tokens,
+            reward=self._options.reward,
+            observer=_Observer(self._stats, slot),
+        )
         reason, is_kept, failure = CANCELLED, False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
-                trajectory = await TrajectoryRun(
-                    self._agent,
-                    self._requests,
-                    group.task,
-                    name=name,
-                    index=index,
-                    max_new_tokens=self._options.max_new_tokens,
-                    reward=self._options.reward,
-                    observer=_Observer(self._stats, slot),
-                ).run()
+                trajectory = await run.run()
             reason, is_kept = trajectory.reason, True
             group.done.append(trajectory)
         except Exception as error:
-            reason, failure = _kind(error), error
+            failure = failure_kind(error, run.phase), error
+            reason = failure[0]
         finally:
             slot.leave()
             group.running.pop(index, None)
@@ -291,8 +289,10 @@ class RolloutLoop:
         if self._groups.get(group.number) is not group:
             return
         if failure is not None:
-            self._handle_failure(group, index, name, failure)
-        elif len(group.done) >= (self._options.quorum or self._options.group_size):
+            self._handle_failure(group, index, name, *failure)
+            return
+        self._failures.succeed()
+        if len(group.done) >= (self._options.quorum or self._options.group_size):
             self._complete(group)
 
     def _complete(self, group: Group) -> None:
@@ -301,28 +301,31 @@ class RolloutLoop:
             task.cancel()
         self._forget_waiting(group)
         group.done.sort(key=lambda trajectory: trajectory.index)
-        self._dropped_in_a_row = 0
+        self._failures.forget(group.number)
         self._admission.finish(group.number)
 
-    def _handle_failure(self, group: Group, index: int, name: str, error: Exception) -> None:
+    def _handle_failure(
+        self, group: Group, index: int, name: str, kind: FailureKind, error: Exception
+    ) -> None:
         """Replace a failed trajectory, drop its group, or end the collector."""
-        kind, options = _kind(error), self._options
         self._stats.failure(kind)
-        if options.on_failure == "raise":
+        verdict = self._failures.fail(group.number, index, kind)
+        if verdict.action == "raise":
             self._fail(error)
-            return
-        # A task that cannot be begun would fail again in the same way.
-        if options.on_failure == "replace" and kind != "task" and group.attempts < options.max_replacements:
-            logger.warning("trajectory %s failed (%s) and is replaced: %r", name, kind, error)
+        elif verdict.action == "replace":
+            logger.warning("trajectory %s failed (%s; %s): %r", name, kind, verdict.reason, error)
             group.attempts += 1
             self._stats.count("replaced")
             self._waiting.appendleft((group, index))
-            return
-        logger.error("trajectory %s failed (%s); its group is dropped", name, kind, exc_info=error)
-        self._drop(group)
-        self._dropped_in_a_row += 1
-        if self._dropped_in_a_row >= MAX_DROPPED_IN_A_ROW:
-            self._fail(error)
+        else:
+            logger.error(
+                "trajectory %s failed (%s); its group is dropped, since %s",
+                name,
+                kind,
+                verdict.reason,
+                exc_info=error,
+            )
+            self._drop(group)
 
     def _drop(self, group: Group) -> None:
         """Drop a group; the next one takes its place."""
@@ -338,6 +341,7 @@ class RolloutLoop:
             group.number, group.task, group.place, attempts=group.attempts + 1
         )
         self._abandon(group)
+        self._failures.forget(group.number)
         self._admission.restart(group.number)
         self._waiting.extend((new, index) for index in range(self._options.group_size))
         self._changed.set()
@@ -373,17 +377,6 @@ class _Observer:
         if span.cause == "engine":
             self._slot.answered()
         self._stats.add(span)
-
-
-def _kind(error: Exception) -> str:
-    """Return the kind of a failure: INFRA is told from errors of the task and of the reward."""
-    if isinstance(error, RewardError):
-        return "reward"
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    if isinstance(error, InfrastructureError):
-        return "engine"
-    return "task"
 
 
 async def _each(tasks: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

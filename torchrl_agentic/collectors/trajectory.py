@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tensordict import TensorDict
 
@@ -17,6 +17,7 @@ from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import open_tools, read_row
 from torchrl_agentic.dispatch.rendering import render
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.interactions.user_tool import final_score, reply, set_arguments
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
@@ -65,6 +66,10 @@ class TrajectoryRun:
         max_new_tokens: Upper bound on the tokens of one answer.
         reward: Returns a reward that is added to those of the transforms, or None.
         observer: Follows what the trajectory does, or None.
+
+    Attributes:
+        name: Name of the trajectory.
+        phase: What runs: the preparation of the task, the turns, or the rewards.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class TrajectoryRun:
     ) -> None:
         self._agent, self._requests, self._task = agent, requests, task
         self.name, self._index, self._reward = name, index, reward
+        self.phase: Literal["task", "trajectory", "reward"] = "task"
         self._max_new_tokens = max_new_tokens
         self._observer = observer
         self._time = asyncio.get_running_loop().time
@@ -107,10 +113,12 @@ class TrajectoryRun:
         try:
             try:
                 speaker = await self._begin()
+                self.phase = "trajectory"
                 while not self._is_over:
                     await self._turn(speaker)
             finally:
                 await asyncio.shield(self._close())
+            self.phase = "reward"
             trajectory = await self._rewarded(self._finished(speaker))
         except BaseException:
             self._recording.finish("failed")
@@ -373,7 +381,7 @@ class TrajectoryRun:
             try:
                 value: Any = await self._reward(trajectory)
                 added += float(value)
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, InfrastructureError):
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
                 raise RewardError(f"the reward of {self.name}: {type(error).__name__}: {error}") from error
