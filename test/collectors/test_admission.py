@@ -175,7 +175,7 @@ def test_every_decision_is_that_of_a_plain_model(batch: int, staleness: int, see
 
 @dataclass
 class Run:
-    """What a simulated collector and trainer did."""
+    """Record of a simulated collector and trainer."""
 
     durations: list[float]
     batches: list[list[int]] = field(default_factory=list)

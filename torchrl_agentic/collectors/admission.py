@@ -96,7 +96,7 @@ class Admission:
 
     @property
     def can_begin(self) -> bool:
-        """Whether a new group may begin now."""
+        """True if a new group may begin now."""
         if self._is_ended:
             return False
         return self._max_begun is None or self.begun - self.dropped - self._trained < self._max_begun
@@ -135,7 +135,7 @@ class Admission:
         insort(self._finished, entry)
 
     def drop(self, number: int) -> None:
-        """Give up a group; a later group takes its place in a batch.
+        """Abandon a group; a later group takes its place in a batch.
 
         Args:
             number: Number of the group, finished or not.

@@ -40,7 +40,7 @@ def failure_kind(error: BaseException, phase: Literal["task", "trajectory", "rew
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the collector does about a failure.
+    """Decision about a failure.
 
     Attributes:
         action: "replace": sample the trajectory again from its task. "drop": give up its group. "raise": end
