@@ -253,7 +253,7 @@ class TrajectoryRun:
     async def _hear_user(
         self, conversation: Sequence[StoredMessage], *, has_calls: bool
     ) -> list[StoredMessage]:
-        """Let the simulated user reply to a message without calls, and score a conversation that is over."""
+        """Ask the simulated user for a reply to a message without calls, and for its final score."""
         users, session = self._agent.users, self._user
         if users is None or session is None:
             return []
