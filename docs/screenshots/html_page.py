@@ -1,7 +1,7 @@
 """Screenshots of a page: `python docs/screenshots/html_page.py rollouts out/`, with Chromium and playwright.
 
-Per scheme, light and dark: the overview, the trajectory with the most failed calls, or the worst score, and the
-timeline of the last batch, if there is one.
+Per scheme, light and dark: the overview; the trajectory with the most failed calls, or the worst score; and
+the timeline of the last batch, if there is one.
 """
 
 from __future__ import annotations

@@ -210,6 +210,13 @@ class TestStragglers:
         (late,) = stats.stragglers()
         assert (late.doing, late.doing_s, late.seconds, late.group) == ("tools search, python", 4, 7, "a")
 
+    def test_a_trajectory_that_begins_again_is_counted_once(self, stats):
+        self.begin(stats, ("a", 1))
+        stats.trajectory_began("a0", "b")
+        assert stats.snapshot()["in_flight"] == 1
+        (late,) = stats.stragglers()
+        assert (late.name, late.group) == ("a0", "b")
+
     def test_the_one_that_began_first_comes_first(self, stats, clock):
         stats.trajectory_began("a0", "a")
         clock.now += 1
@@ -251,6 +258,17 @@ class TestViews:
             logger.log_scalar(name, value, step=7)
         (file,) = tmp_path.rglob("wait/engine.csv")
         assert file.read_text().split(",")[0] == "7"
+
+    def test_no_name_that_a_model_invents_is_a_path(self, stats, clock):
+        for name in ("../../x", "..", "a/b", "\ud800", "", "tool/../y"):
+            stats.add(Span("tool", 0, 1, "", name))
+            stats.failure(name)
+        names = [name.removeprefix("collector/") for name in stats.scalars()]
+        assert {name for name in names if "tool" in name or "failures" in name} == {
+            "seconds/tool/_x", "seconds/tool/_", "seconds/tool/a_b", "seconds/tool/tool_y",
+            "failures/_x", "failures/_", "failures/a_b", "failures/tool/_y",
+        }  # fmt: skip
+        assert stats.scalars()["collector/seconds/tool/_"] == 3
 
     def test_the_table_fits_80_columns_whatever_the_names(self, stats, clock):
         for n in range(12):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.collectors.span import Span
-from torchrl_agentic.collectors.timeline import BatchTimeline, Row, TimelineWriter, read_timelines
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter, read_timelines
 from torchrl_agentic.records import BadLine, Dump, Recorder, read_records
 
 seconds = st.floats(-1e6, 1e9, allow_nan=False).map(lambda value: round(value, 6))
@@ -35,7 +35,7 @@ def spans(trajectory):
 
 rows = texts.flatmap(
     lambda name: st.builds(
-        Row,
+        TimelineRow,
         st.just(name),
         texts,
         seconds,
@@ -202,7 +202,7 @@ def test_a_slow_disk_leaves_out_timelines_and_never_blocks(tmp_path, caplog):
     path = tmp_path / "timeline.jsonl"
     os.mkfifo(path)
     writer = TimelineWriter(tmp_path)
-    rows = tuple(Row(f"{n}", "g", 0, 1) for n in range(4000))
+    rows = tuple(TimelineRow(f"{n}", "g", 0, 1) for n in range(4000))
     for number in range(50):
         writer.write(BatchTimeline(number, 0, 1, rows=rows))
     assert writer.n_omitted >= 30

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats_table import scalars_of, table_of
-from torchrl_agentic.collectors.timeline import BatchTimeline, Row, TimelineWriter
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
 from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, Member, WaitCauses, wait_causes
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import truncate
@@ -232,7 +232,7 @@ class CollectorStats:
             trajectory.n_spans += 1
 
     def trajectory_began(self, name: str, group: str = "") -> None:
-        """Add a trajectory to those in flight.
+        """Add a trajectory to those in flight, in place of an earlier one of that name.
 
         Args:
             name: Name of the trajectory.
@@ -240,9 +240,11 @@ class CollectorStats:
         """
         with self._lock:
             now, group = self._now(), group or name
+            if (before := self._known.get(name)) is not None:
+                self._n_ended += before.ended is None
+                self._forget(name)
             most = _SPANS_PER_WAIT if self._timeline is None else _SPANS_PER_ROW
             self._known[name] = _Trajectory(name, group, now, deque(maxlen=most), "beginning", now)
-            self._ended.pop(name, None)
             self._groups.setdefault(group, {})[name] = None
             self._n_began += 1
 
@@ -389,7 +391,7 @@ class CollectorStats:
                         histogram,
                         tuple(span for span in self._own if span.stop > start),
                         [
-                            Row(
+                            TimelineRow(
                                 row.name,
                                 row.group,
                                 row.began,
@@ -537,7 +539,8 @@ class CollectorStats:
 
         "collector/wait" is the wait for the last batch, and "collector/wait/CAUSE" its parts. The rates and
         "collector/engine_idle" are those of the last minute. "collector/seconds/CAUSE" are sums over all
-        trajectories since the start.
+        trajectories since the start, in which "tools" includes each "tool/NAME". Special characters in names
+        become "_".
         """
         return scalars_of(self.snapshot())
 

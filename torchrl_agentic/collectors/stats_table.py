@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from torchrl_agentic.messages import JSON
@@ -34,15 +35,27 @@ def scalars_of(snapshot: Mapping[str, JSON]) -> dict[str, float]:
         "age_mean": mean_age(snapshot["ages"]["last"]),
         "age_max": max(map(int, snapshot["ages"]["last"]), default=0),
     }
-    # A cause that held up an earlier batch, but not the last one, is 0: else its curve would not fall.
-    found |= {f"wait/{cause}": wait["last_causes"].get(cause, 0.0) for cause in wait["causes"]}
-    found |= {f"seconds/{cause}": seconds for cause, seconds in snapshot["seconds_by_cause"].items()}
-    found |= {f"failures/{kind}": count for kind, count in snapshot["failures"].items()}
-    found |= {f"events/{kind}": count for kind, count in snapshot["events"].items()}
     for kind, length in lengths.items():
         if length["mean"] is not None:
             found[f"length/{kind}"] = length["mean"]
+    # A cause that held up an earlier batch, but not the last one, is 0: else its curve would not fall.
+    waits = {cause: wait["last_causes"].get(cause, 0.0) for cause in wait["causes"]}
+    for prefix, values in (
+        ("wait", waits),
+        ("seconds", snapshot["seconds_by_cause"]),
+        ("failures", snapshot["failures"]),
+        ("events", snapshot["events"]),
+    ):
+        for name, value in values.items():
+            curve = f"{prefix}/{_safe(name)}"
+            found[curve] = found.get(curve, 0.0) + value
     return {f"collector/{name}": float(value) for name, value in found.items()}
+
+
+def _safe(name: str) -> str:
+    """Return a name without special characters: models invent tools, and some loggers make files of names."""
+    prefix = "tool/" if name.startswith("tool/") else ""
+    return prefix + (re.sub(r"[^\w-]+", "_", name.removeprefix(prefix), flags=re.ASCII)[:60] or "_")
 
 
 def mean_age(ages: Mapping[str, int]) -> float:

@@ -29,7 +29,7 @@ _CAUSES: Mapping[str, Cause] = {cause: cause for cause in get_args(Cause)}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """A trajectory of a batch.
 
     Attributes:
@@ -79,7 +79,7 @@ class BatchTimeline:
     causes: Mapping[str, float] = field(default_factory=dict[str, float])
     ages: Mapping[int, int] = field(default_factory=dict[int, int])
     own: Sequence[Span] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[TimelineRow] = ()
     run: str = ""
     time: float = 0.0
 
@@ -161,9 +161,9 @@ def _span_from_json(value: JSON, trajectory: str) -> Span:
     )  # fmt: skip
 
 
-def _row_from_json(value: JSON) -> Row:
+def _row_from_json(value: JSON) -> TimelineRow:
     name = str(value["name"])
-    return Row(
+    return TimelineRow(
         name,
         str(value["group"]),
         _time(value["began"]),

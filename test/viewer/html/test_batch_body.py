@@ -8,7 +8,7 @@ from helpers.html_pages import dump_of, page_of
 from helpers.record_strategies import record
 
 from torchrl_agentic.collectors.span import Span
-from torchrl_agentic.collectors.timeline import BatchTimeline, Row, TimelineWriter
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
 from torchrl_agentic.records import Dump
 from torchrl_agentic.viewer.html import page, write_page
 
@@ -66,7 +66,8 @@ def test_a_batch_has_all_bars_of_its_trajectories(tmp_path):
 
 def test_rows_of_a_group_are_together_and_groups_are_in_the_order_they_began(tmp_path):
     rows = tuple(
-        Row(name, group, began, 10) for name, group, began in [("a", "y", 5), ("b", "x", 2), ("c", "y", 1)]
+        TimelineRow(name, group, began, 10)
+        for name, group, began in [("a", "y", 5), ("b", "x", 2), ("c", "y", 1)]
     )
     (batch,) = page_of(with_batches(tmp_path, BatchTimeline(0, 1, 10, rows=rows))).batches
     assert [row["name"] for row in batch["rows"]] == ["c", "a", "b"]
@@ -76,7 +77,7 @@ def test_a_row_links_to_its_conversation_unless_several_have_its_name(tmp_path):
     names = ["one", "two", "two"]
     dump_of(tmp_path, [record(request_id=str(n), trajectory=name) for n, name in enumerate(names)])
     writer = TimelineWriter(tmp_path)
-    rows = tuple(Row(name, "g", 0, 1) for name in ("one", "two", "unknown"))
+    rows = tuple(TimelineRow(name, "g", 0, 1) for name in ("one", "two", "unknown"))
     writer.write(BatchTimeline(0, 0, 1, rows=rows))
     writer.close()
     found = page_of(tmp_path)
@@ -92,7 +93,7 @@ def test_a_row_links_to_its_conversation_unless_several_have_its_name(tmp_path):
 def test_no_name_of_a_batch_is_markup(tmp_path, spice):
     """A page has as many tags as one of harmless names."""
     span = Span("tool", 0, 1, spice, spice, status=spice)
-    row = Row(spice, spice, 0, 1, spice, spans=(span,))
+    row = TimelineRow(spice, spice, 0, 1, spice, spans=(span,))
     batch = BatchTimeline(0, 0, 1, 0, {f"tool/{spice}": 1}, {0: 1}, (), (row,))
     found = page_of(with_batches(tmp_path, batch))
     assert found.text.lower().count("<script") == found.text.lower().count("</script") == 4
@@ -144,7 +145,9 @@ def test_a_batch_of_256_trajectories_with_50_spans_is_small(tmp_path):
         Span("tool" if n % 2 else "engine", n * 1.234567, n + 2.345678, "t", "search", n // 2, 0, 80, "ok")
         for n in range(50)
     )
-    rows = tuple(Row(f"task-{n // 8}/{n % 8}", f"task-{n // 8}", 0, 60, spans=spans) for n in range(256))
+    rows = tuple(
+        TimelineRow(f"task-{n // 8}/{n % 8}", f"task-{n // 8}", 0, 60, spans=spans) for n in range(256)
+    )
     found = page_of(with_batches(tmp_path, BatchTimeline(0, 0, 60, rows=rows)))
     (packed,) = [inside for attributes, inside in found.scripts if 'id="batch-' in attributes]
     assert len(packed) < 300_000

@@ -8,7 +8,7 @@ from helpers.html_pages import dump_of, page_of
 from helpers.record_strategies import record
 
 from torchrl_agentic.collectors.span import Span
-from torchrl_agentic.collectors.timeline import BatchTimeline, Row, TimelineWriter
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
 
 CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 HOSTILE = "</script><img src=x onerror='window.ran = 1'>\u202e"
@@ -29,10 +29,12 @@ def address(tmp_path_factory):
     spans = tuple(
         Span("tool" if n % 2 else "engine", n, n + 1, "t", "search", n // 2, 0, 80, "ok") for n in range(50)
     )
-    rows = tuple(Row(f"task-{n // 8}/{n % 8}", f"task-{n // 8}", 0, 50, spans=spans) for n in range(256))
+    rows = tuple(
+        TimelineRow(f"task-{n // 8}/{n % 8}", f"task-{n // 8}", 0, 50, spans=spans) for n in range(256)
+    )
     writer.write(BatchTimeline(1, 0, 60, rows=rows))
     bad = Span("tool", 0, 1, HOSTILE, HOSTILE, status=HOSTILE)
-    late = Row(HOSTILE, HOSTILE, 0, 1, HOSTILE, held=1, spans=(bad,))
+    late = TimelineRow(HOSTILE, HOSTILE, 0, 1, HOSTILE, held=1, spans=(bad,))
     writer.write(BatchTimeline(2, 0, 1, 0, {f"tool/{HOSTILE}": 1}, {0: 1}, (), (late,), HOSTILE))
     writer.close()
     page_of(folder)

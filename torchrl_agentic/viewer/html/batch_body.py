@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torchrl_agentic.collectors.span import Span
-from torchrl_agentic.collectors.timeline import BatchTimeline, Row
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow
 from torchrl_agentic.messages import JSON
 
 _NAME_CHARS = 160
@@ -74,7 +74,7 @@ def _by_start(spans: Iterable[Span]) -> list[Span]:
     return sorted(spans, key=lambda span: (span.start, -span.stop, span.cause == "tool"))
 
 
-def _by_group(rows: Iterable[Row]) -> list[Row]:
+def _by_group(rows: Iterable[TimelineRow]) -> list[TimelineRow]:
     """Return rows group by group, the group first that began first."""
     ranks: dict[str, int] = {}
     rows = sorted(rows, key=lambda row: row.began)

@@ -325,6 +325,7 @@ function headOfBatch(number, batch) {
     number === 0 && INDEX.n_batches_omitted ? make("p", { class: "facts" }, `The ${many(INDEX.n_batches_omitted, "batch").replace("batchs", "batches")} before are not in this page.`) : null);
 }
 
+const causeClass = (cause) => ({ reward: "reward", user: "user", update: "update", engine: "bar" })[cause] ?? (cause.startsWith("tool/") ? "tool" : "queue");
 const causeWords = (cause) => cause.replace(/^tool\//, "tool ").replace(/^other$/, "between spans").replace(/^batch$/, "building the batch");
 
 function waitOfBatch(batch, late) {
@@ -333,7 +334,7 @@ function waitOfBatch(batch, late) {
   const share = (took) => `${duration(took)}, ${Math.round((100 * took) / (wait || 1))} %`;
   const who = [...late].map((row) => `${row.name} (${duration(row.held)})`).join(", ");
   return section("Why the trainer waited", make("p", {}, `It waited ${duration(wait)} for this batch. Each moment is divided equally among the trajectories that were missing, and goes to what they were doing.`),
-    shown.length ? bars("Seconds of the wait", shown.map(([cause, took]) => [causeWords(cause), took, share(took), "bar"])) : null,
+    shown.length ? bars("Seconds of the wait", shown.map(([cause, took]) => [causeWords(cause), took, share(took), causeClass(cause)])) : null,
     who ? make("p", {}, `Held up by: ${who}.`) : null);
 }
 
