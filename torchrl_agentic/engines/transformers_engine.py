@@ -10,7 +10,7 @@ import hashlib
 import os
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 from torchrl_agentic.engines.base import Engine, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
+from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.tokens.writer import stop_ids
 
@@ -131,9 +132,9 @@ class TransformersEngine(Engine):
         """Abort the requests that run and load weights, between two steps.
 
         Args:
-            weights: A state dict of the model, or a function that is called with the model, on the thread
-                that runs it, such as one that runs `optimizer.step()`; or None if the model was changed in
-                place while no request ran.
+            weights: A state dict of the model; a TensorDict; a function that is called with the model, on the
+                thread that runs it, such as one that runs `optimizer.step()`; or None if the model was
+                changed in place while no request ran.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 
@@ -353,18 +354,7 @@ class _Decoder:
     def load(self, weights: Any) -> None:
         """Load weights; keys and values of the old ones are useless."""
         self.clear()
-        if weights is None:
-            return
-        if isinstance(weights, Mapping):
-            self._model.load_state_dict(weights)
-        elif hasattr(weights, "flatten_keys"):  # a TensorDict
-            self._model.load_state_dict(dict(weights.flatten_keys(".").items()))
-        elif callable(weights):
-            weights(self._model)
-        else:
-            raise TypeError(
-                f"weights are a state dict, a function of the model, or None; got {type(weights).__name__}"
-            )
+        load_weights(self._model, weights)
 
     @torch.no_grad()
     def step(self, kept: Sequence[int], joining: Sequence[_Request]) -> list[tuple[int, float]]:
