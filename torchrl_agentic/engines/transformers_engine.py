@@ -286,6 +286,7 @@ class _Rows:
     requests: list[_Request]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     lengths: torch.Tensor  # number of valid columns of each row, int64, [B]
+    cache: DynamicCache | None = None  # holds `layers`, until rows join or leave
 
     @property
     def width(self) -> int:
@@ -321,6 +322,14 @@ class _Rows:
 def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Return keys or values with columns of padding at the left."""
     return torch.nn.functional.pad(tensor, (0, 0, width - tensor.shape[2], 0))
+
+
+def _cache_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    """Return a cache of transformers that holds a copy of keys and values."""
+    cache = DynamicCache()
+    for number, (keys, values) in enumerate(layers):
+        cache.update(keys, values, number)
+    return cache
 
 
 class _Decoder:
@@ -389,8 +398,9 @@ class _Decoder:
         last = torch.tensor([[request.ids[-1]] for request in rows.requests], device=self._device)
         width = rows.width + 1
         mask = torch.arange(width, device=self._device) >= width - 1 - rows.lengths[:, None]
-        logits, layers = self._run(last, mask, rows.lengths[:, None], rows.layers)
-        self._rows = _Rows(rows.requests, layers, rows.lengths + 1)
+        cache = rows.cache or _cache_of(rows.layers)
+        logits, layers = self._run(last, mask, rows.lengths[:, None], cache)
+        self._rows = _Rows(rows.requests, layers, rows.lengths + 1, cache)
         return logits
 
     def _prefill(self, requests: Sequence[_Request]) -> tuple[_Rows, torch.Tensor]:
@@ -420,7 +430,7 @@ class _Decoder:
                     for part, one in enumerate(pair)
                 ]
                 layers.append((stacked[0], stacked[1]))
-        logits, layers = self._run(ids, mask, positions, layers)
+        logits, layers = self._run(ids, mask, positions, _cache_of(layers))
         lengths = mask.sum(-1)
         if not bool(mask.all()):  # move the padding to the left
             order = mask.to(torch.int8).argsort(dim=-1, stable=True)[:, -int(lengths.max()) :]
@@ -435,12 +445,9 @@ class _Decoder:
         ids: torch.Tensor,
         mask: torch.Tensor,
         positions: torch.Tensor,
-        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        cache: DynamicCache,
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Run the model behind some columns; return the last logits, [B, V], and all columns."""
-        cache = DynamicCache()
-        for number, (keys, values) in enumerate(layers):
-            cache.update(keys, values, number)
+        """Run the model behind the columns of a cache; return the last logits, [B, V], and all columns."""
         output = self._model(
             input_ids=ids,
             attention_mask=mask.long(),
