@@ -67,6 +67,7 @@ SLOW = (
     "test_documented_tools.py",
     "engines/test_scripted_engine.py",
     "engines/test_transformers_engine.py",
+    "engines/test_lock_step.py",
 )
 """Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""
 

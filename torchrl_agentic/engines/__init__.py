@@ -8,6 +8,7 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
+    from torchrl_agentic.engines.lock_step import LockStep
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
     from torchrl_agentic.engines.vllm import VLLMEngine
@@ -20,6 +21,7 @@ _WHERE = {
         "OnIds",
         "Sampled",
     ),
+    "lock_step": ("LockStep",),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
     "vllm": ("VLLMEngine",),
@@ -28,6 +30,7 @@ __all__ = [
     "ChatEngine",
     "Engine",
     "Finish",
+    "LockStep",
     "OnIds",
     "Sampled",
     "ScriptedEngine",

@@ -10,7 +10,7 @@ import hashlib
 import os
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 from torchrl_agentic.engines.base import Engine, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
+from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.tokens.writer import stop_ids
 
@@ -131,9 +132,9 @@ class TransformersEngine(Engine):
         """Abort the requests that run and load weights, between two steps.
 
         Args:
-            weights: A state dict of the model, or a function that is called with the model, on the thread
-                that runs it, such as one that runs `optimizer.step()`; or None if the model was changed in
-                place while no request ran.
+            weights: A state dict of the model; a TensorDict; a function that is called with the model, on the
+                thread that runs it, such as one that runs `optimizer.step()`; or None if the model was
+                changed in place while no request ran.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 
@@ -285,6 +286,7 @@ class _Rows:
     requests: list[_Request]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     lengths: torch.Tensor  # number of valid columns of each row, int64, [B]
+    cache: DynamicCache | None = None  # holds `layers`, until rows join or leave
 
     @property
     def width(self) -> int:
@@ -322,6 +324,14 @@ def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (0, 0, width - tensor.shape[2], 0))
 
 
+def _cache_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    """Return a cache of transformers that holds a copy of keys and values."""
+    cache = DynamicCache()
+    for number, (keys, values) in enumerate(layers):
+        cache.update(keys, values, number)
+    return cache
+
+
 class _Decoder:
     """The model, the keys and values of its batch, and those that are kept; used by one thread at a time."""
 
@@ -353,18 +363,7 @@ class _Decoder:
     def load(self, weights: Any) -> None:
         """Load weights; keys and values of the old ones are useless."""
         self.clear()
-        if weights is None:
-            return
-        if isinstance(weights, Mapping):
-            self._model.load_state_dict(weights)
-        elif hasattr(weights, "flatten_keys"):  # a TensorDict
-            self._model.load_state_dict(dict(weights.flatten_keys(".").items()))
-        elif callable(weights):
-            weights(self._model)
-        else:
-            raise TypeError(
-                f"weights are a state dict, a function of the model, or None; got {type(weights).__name__}"
-            )
+        load_weights(self._model, weights)
 
     @torch.no_grad()
     def step(self, kept: Sequence[int], joining: Sequence[_Request]) -> list[tuple[int, float]]:
@@ -399,8 +398,9 @@ class _Decoder:
         last = torch.tensor([[request.ids[-1]] for request in rows.requests], device=self._device)
         width = rows.width + 1
         mask = torch.arange(width, device=self._device) >= width - 1 - rows.lengths[:, None]
-        logits, layers = self._run(last, mask, rows.lengths[:, None], rows.layers)
-        self._rows = _Rows(rows.requests, layers, rows.lengths + 1)
+        cache = rows.cache or _cache_of(rows.layers)
+        logits, layers = self._run(last, mask, rows.lengths[:, None], cache)
+        self._rows = _Rows(rows.requests, layers, rows.lengths + 1, cache)
         return logits
 
     def _prefill(self, requests: Sequence[_Request]) -> tuple[_Rows, torch.Tensor]:
@@ -430,7 +430,7 @@ class _Decoder:
                     for part, one in enumerate(pair)
                 ]
                 layers.append((stacked[0], stacked[1]))
-        logits, layers = self._run(ids, mask, positions, layers)
+        logits, layers = self._run(ids, mask, positions, _cache_of(layers))
         lengths = mask.sum(-1)
         if not bool(mask.all()):  # move the padding to the left
             order = mask.to(torch.int8).argsort(dim=-1, stable=True)[:, -int(lengths.max()) :]
@@ -445,12 +445,9 @@ class _Decoder:
         ids: torch.Tensor,
         mask: torch.Tensor,
         positions: torch.Tensor,
-        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        cache: DynamicCache,
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Run the model behind some columns; return the last logits, [B, V], and all columns."""
-        cache = DynamicCache()
-        for number, (keys, values) in enumerate(layers):
-            cache.update(keys, values, number)
+        """Run the model behind the columns of a cache; return the last logits, [B, V], and all columns."""
         output = self._model(
             input_ids=ids,
             attention_mask=mask.long(),
