@@ -11,6 +11,7 @@ import itertools
 import json
 import uuid
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _FINISHES: Mapping[str, Finish] = {
 }
 _OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
 _SHUTDOWN_S = 10.0
+_MAX_NUM_SEQS = 256  # of vLLM, if the arguments leave it out
+_STICKY_KEYS = 65_536
 
 
 class VLLMEngine:
@@ -151,6 +154,10 @@ class VLLMEngine:
             raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
         if on_update == "abort" and not self.resumable:
             raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
+        if on_update == "keep" and not self._server.has_labels:
+            raise ValueError(
+                "AsyncVLLM cannot keep requests over an update; on_update must be 'abort' or 'wait'"
+            )
         self._on_update: OnUpdate = on_update or ("abort" if self.resumable else "wait")
         self._load_weights, self._weights_parent = load_weights, weights_parent
         self._log_probs = log_probs
@@ -428,6 +435,100 @@ class _InProcess(_Server):
         await asyncio.to_thread(self.engine.shutdown, _SHUTDOWN_S)
 
 
+class _Actors(_Server):
+    """The Ray actors of an `AsyncVLLM`. They have no names for their weights, and cannot stream."""
+
+    has_labels = False
+
+    def __init__(self, engine: Any) -> None:
+        from transformers import AutoConfig
+
+        args = engine.engine_args
+        self.engine, self.model = engine, args.model
+        found: Any = AutoConfig.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
+        config = found.get_text_config()
+        self.max_concurrent = (args.max_num_seqs or _MAX_NUM_SEQS) * len(engine.actors)
+        self.context_length = args.max_model_len or getattr(config, "max_position_embeddings", None)
+        self.vocab_size = config.vocab_size
+        self.is_tied = bool(getattr(config, "tie_word_embeddings", False))
+        self._running = [0] * len(engine.actors)
+        self._place_of: OrderedDict[str, int] = OrderedDict()
+
+    def check_loop(self) -> None:
+        pass
+
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        place = self._choose(key)
+        self._running[place] += 1
+        try:
+            answer = _answer_of(
+                await self._result(place, "generate", {"prompt_token_ids": ids}, params, use_tqdm=False)
+            )
+        finally:
+            self._running[place] -= 1
+        if answer.ids and on_ids is not None:
+            on_ids(answer.ids)
+        return answer
+
+    def _choose(self, key: str) -> int:
+        """Return the actor of a trajectory; a new one goes where fewest requests run."""
+        place = self._place_of.pop(key, None)
+        if place is None:
+            place = min(range(len(self._running)), key=self._running.__getitem__)
+        self._place_of[key] = place
+        if len(self._place_of) > _STICKY_KEYS:
+            self._place_of.popitem(last=False)
+        return place
+
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        del mode
+        await self._all("sleep", 0)  # level 0 ends all requests and schedules no other
+
+    async def load(self, folder: str) -> None:
+        await self._all("collective_rpc_v1", "reload_weights", None, (), {"weights_path": folder})
+        await self._all("reset_prefix_cache")
+
+    async def mark(self, label: str) -> None:
+        del label
+
+    async def resume(self) -> None:
+        await self._all("wake_up", ["scheduling"])
+
+    async def shut_down(self) -> None:
+        await asyncio.to_thread(self.engine.shutdown)
+
+    async def _all(self, method: str, *args: Any) -> None:
+        """Call a method of all actors, and wait for all of them."""
+        calls = (self._result(place, method, *args) for place in range(len(self._running)))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _result(self, place: int, method: str, *args: Any, **options: Any) -> Any:
+        """Await the result of a method of an actor; cancelling it cancels the method."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        if place >= len(self.engine.actors):
+            raise InfrastructureError("AsyncVLLM has been shut down")
+        ref = getattr(self.engine.actors[place], method).remote(*args, **options)
+        try:
+            with _errors():
+                return await asyncio.wrap_future(ref.future())
+        except asyncio.CancelledError:
+            ray.cancel(ref)
+            raise
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            if isinstance(cause, ValueError):
+                raise ValueError(str(cause)) from error
+            raise InfrastructureError(f"AsyncVLLM: {type(error).__name__}: {cause or error}") from error
+
+
 @contextlib.contextmanager
 def _errors() -> Generator[None]:
     """Turn errors of vLLM into ours."""
@@ -470,6 +571,8 @@ def _server_of(engine: Any) -> _Server:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(engine).__mro__}
     if ("vllm", "AsyncLLM") in kinds:
         return _InProcess(engine)
+    if ("torchrl", "AsyncVLLM") in kinds:
+        return _Actors(engine)
     raise TypeError(
         f"engine is a vLLM AsyncLLM or TorchRL's AsyncVLLM; got {type(engine).__name__}"
         " (agent_policy takes a vllm.LLM)"
