@@ -24,6 +24,8 @@ SLOW = (
     "transforms/test_control_tokens.py",
     "rollout",
     "engines/test_vllm_engine.py",
+    "engines/test_vllm_actors.py",
+    "engines/test_http_engine.py",
     "repl",
     "tools/mcp",
     "test_docs.py",

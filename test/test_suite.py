@@ -15,6 +15,7 @@ ELSEWHERE = {
     "test_suite.py",
     "test_migration.py",
     "rollout/test_vllm.py",
+    "engines/test_vllm_actors.py",
 }  # `make test-legacy`, `make test-vllm`
 REPEATED_NAMES = {"__init__", "__main__", "base"}
 OWN = {"test_package.py": "__init__"}

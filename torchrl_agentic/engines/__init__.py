@@ -8,6 +8,7 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
+    from torchrl_agentic.engines.http import HTTPEngine
     from torchrl_agentic.engines.lock_step import LockStep
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
@@ -21,6 +22,7 @@ _WHERE = {
         "OnIds",
         "Sampled",
     ),
+    "http": ("HTTPEngine",),
     "lock_step": ("LockStep",),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
@@ -30,6 +32,7 @@ __all__ = [
     "ChatEngine",
     "Engine",
     "Finish",
+    "HTTPEngine",
     "LockStep",
     "OnIds",
     "Sampled",

@@ -11,13 +11,21 @@ import itertools
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import Finish, OnIds, Sampled
-from torchrl_agentic.engines.weights import Weights, check_fits, checkpoint_shapes, weights_folder
+from torchrl_agentic.engines.gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.weights import (
+    Weights,
+    check_fits,
+    checkpoint_shapes,
+    in_thread,
+    weights_folder,
+)
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.tokens.writer import stop_ids
@@ -40,7 +48,8 @@ _FINISHES: Mapping[str, Finish] = {
 }
 _OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
 _SHUTDOWN_S = 10.0
-_CLOSED = "the engine is closed"
+_MAX_NUM_SEQS = 256  # of vLLM, if the arguments leave it out
+_STICKY_KEYS = 65_536
 
 
 class VLLMEngine:
@@ -145,21 +154,18 @@ class VLLMEngine:
             raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
         if on_update == "abort" and not self.resumable:
             raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
+        if on_update == "keep" and not self._server.has_labels:
+            raise ValueError(
+                "AsyncVLLM cannot keep requests over an update; on_update must be 'abort' or 'wait'"
+            )
         self._on_update: OnUpdate = on_update or ("abort" if self.resumable else "wait")
         self._load_weights, self._weights_parent = load_weights, weights_parent
         self._log_probs = log_probs
         self._owns = False
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
-        self._open, self._idle = asyncio.Event(), asyncio.Event()
-        self._open.set()
-        self._idle.set()
-        self._lock = asyncio.Lock()
-        self._running: set[asyncio.Timeout] = set()
-        self._waiting: set[asyncio.Timeout] = set()
-        self._updates: set[asyncio.Task[int]] = set()
+        self._gate = RequestGate()
         self._failure: str | None = None
-        self._closed = False
         self._labels: dict[str, int] = {}
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
 
@@ -227,21 +233,22 @@ class VLLMEngine:
             )
         params = self._params.clone()
         params.skip_clone, params.max_tokens = True, int(max_tokens)
+        self._server.check_loop()
+        made_at = self.version
         try:
-            async with asyncio.timeout(None) as scope:  # `close` ends it
-                await self._begin(scope)
+            async with self._gate.request():
+                if self._failure is not None:
+                    raise InfrastructureError(self._failure)
                 made_at = self.version
-                try:
-                    answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
-                finally:
-                    self._end(scope)
-        except TimeoutError:
-            raise InfrastructureError(_CLOSED) from None
+                answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
+        except RequestInterrupted:
+            answer = _Answer([], [], "abort")
         finish = _FINISHES.get(answer.finish)
         if finish is None:
             raise InfrastructureError(f"vLLM ended a request with {answer.finish!r}")
         version = min((self._labels.get(label, made_at) for label in answer.labels), default=made_at)
-        return Sampled(answer.ids, answer.log_probs if self._log_probs else None, finish, version)
+        log_probs = (answer.log_probs or []) if self._log_probs else None
+        return Sampled(answer.ids, log_probs, finish, version)
 
     async def update(self, weights: Weights | str | Path | None) -> int:
         """Load new weights. An update that has begun runs to its end even if the caller is cancelled.
@@ -257,74 +264,38 @@ class VLLMEngine:
             InfrastructureError: If vLLM is closed or lost, or loading fails. Until an update succeeds, all
                 requests raise it too, because vLLM may have part of the new weights.
         """
-        task = asyncio.create_task(self._update(weights))
-        self._updates.add(task)
-        task.add_done_callback(self._updates.discard)
-        return await asyncio.shield(task)
+        return await self._gate.complete(self._update(weights))
 
     async def close(self) -> None:
         """End all requests with InfrastructureError, and vLLM if `from_model` started it."""
-        self._closed = True
-        now = asyncio.get_running_loop().time()
-        for scope in (*self._running, *self._waiting):
-            scope.reschedule(now)
-        await asyncio.gather(*self._updates, return_exceptions=True)
-        await self._idle.wait()
+        await self._gate.close()
         if self._owns:
             self._owns = False
             await self._server.shut_down()
 
-    async def _begin(self, scope: asyncio.Timeout) -> None:
-        """Wait while weights are updated, and count a request that begins."""
-        self._check_open()
-        self._server.check_loop()
-        self._waiting.add(scope)
-        try:
-            while not self._open.is_set():
-                await self._open.wait()
-        finally:
-            self._waiting.discard(scope)
-        self._check_open()
-        if self._failure is not None:
-            raise InfrastructureError(self._failure)
-        self._running.add(scope)
-        self._idle.clear()
-
-    def _end(self, scope: asyncio.Timeout) -> None:
-        self._running.discard(scope)
-        if not self._running:
-            self._idle.set()
-
     def _new_name(self, key: str) -> str:
         return f"{key}/{self._name}-{next(self._numbers)}"
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InfrastructureError(_CLOSED)
-
     async def _update(self, weights: Any) -> int:
-        async with self._lock:
-            self._check_open()
-            loading: Any = contextlib.nullcontext()
+        async with contextlib.AsyncExitStack() as stack:
+            folder = None
             if weights is not None and self._load_weights is None:
-                loading = _in_thread(self._folder_of(weights))
-            async with loading as folder:
-                self._open.clear()
-                try:
-                    if self._on_update == "wait":
-                        await self._idle.wait()
-                    await self._server.pause("keep" if self._on_update == "keep" else "abort")
-                    try:
-                        if weights is not None:
-                            await self._load(weights, folder)
-                        self.version += 1
-                        label = f"{self._name}-{self.version}"
-                        self._labels[label] = self.version
-                        await self._server.mark(label)
-                    finally:
-                        await self._server.resume()
-                finally:
-                    self._open.set()
+                folder = await stack.enter_async_context(in_thread(self._folder_of(weights)))
+            await stack.enter_async_context(self._gate.closed_for_update())
+            if self._on_update == "wait":
+                await self._gate.drained()
+            await self._server.pause("keep" if self._on_update == "keep" else "abort")
+            try:
+                if not self._server.has_labels and not await self._gate.drained(SETTLE_S):
+                    await self._gate.interrupt()  # they arrived too late to be aborted
+                if weights is not None:
+                    await self._load(weights, folder)
+                self.version += 1
+                label = f"{self._name}-{self.version}"
+                self._labels[label] = self.version
+                await self._server.mark(label)
+            finally:
+                await self._server.resume()
             return self.version
 
     async def _load(self, weights: Any, folder: Path | None) -> None:
@@ -349,16 +320,6 @@ class VLLMEngine:
             yield folder
 
 
-@contextlib.asynccontextmanager
-async def _in_thread(context: contextlib.AbstractContextManager[Path]) -> AsyncGenerator[Path]:
-    """Enter and leave a context in a thread, because it reads and writes files."""
-    folder = await asyncio.to_thread(context.__enter__)
-    try:
-        yield folder
-    finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """What vLLM sampled; `labels` are those of the weights that sampled it, as far as they are known."""
@@ -380,6 +341,8 @@ class _Server(ABC):
     """Folder of the checkpoint, if it is known."""
     is_tied: bool
     """The head of the model shares the weights of its embedding."""
+    has_labels: bool
+    """Answers have the labels of the weights that sampled them."""
 
     @abstractmethod
     async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
@@ -412,6 +375,8 @@ class _Server(ABC):
 
 class _InProcess(_Server):
     """An `AsyncLLM` in this process."""
+
+    has_labels = True
 
     def __init__(self, engine: Any) -> None:
         config = engine.vllm_config
@@ -470,6 +435,100 @@ class _InProcess(_Server):
         await asyncio.to_thread(self.engine.shutdown, _SHUTDOWN_S)
 
 
+class _Actors(_Server):
+    """The Ray actors of an `AsyncVLLM`. They have no names for their weights, and cannot stream."""
+
+    has_labels = False
+
+    def __init__(self, engine: Any) -> None:
+        from transformers import AutoConfig
+
+        args = engine.engine_args
+        self.engine, self.model = engine, args.model
+        found: Any = AutoConfig.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
+        config = found.get_text_config()
+        self.max_concurrent = (args.max_num_seqs or _MAX_NUM_SEQS) * len(engine.actors)
+        self.context_length = args.max_model_len or getattr(config, "max_position_embeddings", None)
+        self.vocab_size = config.vocab_size
+        self.is_tied = bool(getattr(config, "tie_word_embeddings", False))
+        self._running = [0] * len(engine.actors)
+        self._place_of: OrderedDict[str, int] = OrderedDict()
+
+    def check_loop(self) -> None:
+        pass
+
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        place = self._choose(key)
+        self._running[place] += 1
+        try:
+            answer = _answer_of(
+                await self._result(place, "generate", {"prompt_token_ids": ids}, params, use_tqdm=False)
+            )
+        finally:
+            self._running[place] -= 1
+        if answer.ids and on_ids is not None:
+            on_ids(answer.ids)
+        return answer
+
+    def _choose(self, key: str) -> int:
+        """Return the actor of a trajectory; a new one goes where fewest requests run."""
+        place = self._place_of.pop(key, None)
+        if place is None:
+            place = min(range(len(self._running)), key=self._running.__getitem__)
+        self._place_of[key] = place
+        if len(self._place_of) > _STICKY_KEYS:
+            self._place_of.popitem(last=False)
+        return place
+
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        del mode
+        await self._all("sleep", 0)  # level 0 ends all requests and schedules no other
+
+    async def load(self, folder: str) -> None:
+        await self._all("collective_rpc_v1", "reload_weights", None, (), {"weights_path": folder})
+        await self._all("reset_prefix_cache")
+
+    async def mark(self, label: str) -> None:
+        del label
+
+    async def resume(self) -> None:
+        await self._all("wake_up", ["scheduling"])
+
+    async def shut_down(self) -> None:
+        await asyncio.to_thread(self.engine.shutdown)
+
+    async def _all(self, method: str, *args: Any) -> None:
+        """Call a method of all actors, and wait for all of them."""
+        calls = (self._result(place, method, *args) for place in range(len(self._running)))
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for error in found:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _result(self, place: int, method: str, *args: Any, **options: Any) -> Any:
+        """Await the result of a method of an actor; cancelling it cancels the method."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        if place >= len(self.engine.actors):
+            raise InfrastructureError("AsyncVLLM has been shut down")
+        ref = getattr(self.engine.actors[place], method).remote(*args, **options)
+        try:
+            with _errors():
+                return await asyncio.wrap_future(ref.future())
+        except asyncio.CancelledError:
+            ray.cancel(ref)
+            raise
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            if isinstance(cause, ValueError):
+                raise ValueError(str(cause)) from error
+            raise InfrastructureError(f"AsyncVLLM: {type(error).__name__}: {cause or error}") from error
+
+
 @contextlib.contextmanager
 def _errors() -> Generator[None]:
     """Turn errors of vLLM into ours."""
@@ -512,6 +571,8 @@ def _server_of(engine: Any) -> _Server:
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(engine).__mro__}
     if ("vllm", "AsyncLLM") in kinds:
         return _InProcess(engine)
+    if ("torchrl", "AsyncVLLM") in kinds:
+        return _Actors(engine)
     raise TypeError(
         f"engine is a vLLM AsyncLLM or TorchRL's AsyncVLLM; got {type(engine).__name__}"
         " (agent_policy takes a vllm.LLM)"

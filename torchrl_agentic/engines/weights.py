@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
 Weights: TypeAlias = "Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]] | torch.nn.Module"
+
+T = TypeVar("T")
 
 _MEMORY = Path("/dev/shm")
 _SHOWN = 3
@@ -115,6 +118,20 @@ def _head_of(files: list[Path]) -> dict[str, torch.Tensor]:
             if _EMBEDDING in file.keys():  # noqa: SIM118  no mapping
                 return {_HEAD: file.get_tensor(_EMBEDDING)}
     return {}
+
+
+@asynccontextmanager
+async def in_thread(context: AbstractContextManager[T]) -> AsyncGenerator[T]:
+    """Enter and leave a context in a thread, because it reads and writes files.
+
+    Args:
+        context: The context manager.
+    """
+    value = await asyncio.to_thread(context.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 def checkpoint_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:

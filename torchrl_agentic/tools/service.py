@@ -265,7 +265,7 @@ class ServiceClient:
                         return ServiceResponse(status, data, started - call.began, ended - started, tries)
                     except (ServiceError, CircuitOpen) as error:
                         last = error
-                        seconds = _pause_s(tries, error, self.patience)
+                        seconds = pause_s(tries, error, self.patience)
                         if tries >= most or seconds is None:
                             raise
                         if isinstance(error, CircuitOpen) and call.now() + seconds >= call.until:
@@ -458,8 +458,14 @@ def seconds_left(ctx: ToolContext | None) -> float | None:
     return left - min(MARGIN_S, MARGIN_SHARE * left)
 
 
-def _pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -> float | None:
-    """Return the pause after `tries` tries in seconds, or None if another try cannot help."""
+def pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -> float | None:
+    """Return the pause after a try in seconds, or None if another try cannot help.
+
+    Args:
+        tries: Number of tries so far.
+        error: The error of the last try.
+        patience: How long to go on trying.
+    """
     if isinstance(error, CircuitOpen):
         return _longer(error.retry_after)
     if not error.is_transient:

@@ -1,0 +1,48 @@
+"""Prompts that the tiny model knows, and log-probabilities by transformers, for tests of `VLLMEngine`."""
+
+import copy
+
+import torch
+
+from torchrl_agentic.parsers.base import specs_of
+from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
+from torchrl_agentic.tools import PythonTool
+
+MODEL, TOKENIZER = load_tiny()
+CONTEXT = 1024
+ARGS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8, "max_model_len": CONTEXT}
+
+
+def prompt_of(text):
+    """Return the ids of a question, with the tool in the prompt."""
+    return TOKENIZER.apply_chat_template(
+        [{"role": "user", "content": text}],
+        tools=list(specs_of([PythonTool()])),
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+
+
+PROMPTS = [prompt_of(question["query"]) for question in tiny_questions(8)]
+
+
+def own_log_probs(model, prompt, ids):
+    """Return the log-probabilities of an answer as transformers computes them."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+
+def gap(model, prompt, found):
+    """Return the largest difference between log-probabilities of an engine and of transformers."""
+    return (own_log_probs(model, prompt, found.ids) - torch.tensor(found.log_probs)).abs().max().item()
+
+
+def other_weights():
+    """Return the model with other weights, under which answers and log-probabilities differ."""
+    torch.manual_seed(0)
+    other = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.5 * parameter.std() * torch.randn_like(parameter))
+    return other

@@ -1,0 +1,133 @@
+"""`RequestGate`: the requests of an engine, which wait while weights are updated, and end at its close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from torchrl_agentic.errors import InfrastructureError
+
+SETTLE_S = 2.0
+"""How long answers of a paused server may take to arrive, in seconds."""
+CLOSED = "the engine is closed"
+
+
+class RequestInterrupted(Exception):
+    """`RequestGate.interrupt` ended a request."""
+
+
+class RequestGate:
+    """Holds requests back during an update, and knows those that run; for one event loop.
+
+    Attributes:
+        is_closed: No further request may begin.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Timeout] = set()
+        self._waiting: set[asyncio.Timeout] = set()
+        self._updates: set[asyncio.Task[Any]] = set()
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncGenerator[None]:
+        """Run a request as soon as no update is under way.
+
+        Raises:
+            InfrastructureError: If the engine is closed, also while the request runs.
+            RequestInterrupted: If `interrupt` ends it.
+        """
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                await self._begin(scope)
+                try:
+                    yield
+                finally:
+                    self._running.discard(scope)
+                    if not self._running:
+                        self._idle.set()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise (InfrastructureError(CLOSED) if self.is_closed else RequestInterrupted) from None
+
+    async def _begin(self, scope: asyncio.Timeout) -> None:
+        self.check_open()
+        self._waiting.add(scope)
+        try:
+            while not self._open.is_set():
+                await self._open.wait()
+        finally:
+            self._waiting.discard(scope)
+        self.check_open()
+        self._running.add(scope)
+        self._idle.clear()
+
+    def check_open(self) -> None:
+        """Raise InfrastructureError if the engine is closed."""
+        if self.is_closed:
+            raise InfrastructureError(CLOSED)
+
+    @contextlib.asynccontextmanager
+    async def closed_for_update(self) -> AsyncGenerator[None]:
+        """Let no request begin in this context; one update at a time."""
+        async with self._lock:
+            self.check_open()
+            self._open.clear()
+            try:
+                yield
+            finally:
+                self._open.set()
+
+    async def complete(self, update: Coroutine[Any, Any, int]) -> int:
+        """Run an update, to its end even if the caller is cancelled, and return its result.
+
+        Args:
+            update: The update.
+        """
+        task = asyncio.create_task(update)
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+        return await asyncio.shield(task)
+
+    async def drained(self, patience_s: float | None = None) -> bool:
+        """Wait until no request runs.
+
+        Args:
+            patience_s: Time limit in seconds, or None.
+
+        Returns:
+            False if the time was not enough.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def interrupt(self) -> None:
+        """End all requests that run, and wait for their end."""
+        _end(self._running)
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """End all requests, wait for their end and for updates that have begun; may be called again."""
+        self.is_closed = True
+        _end(self._running | self._waiting)
+        await asyncio.gather(*self._updates, return_exceptions=True)
+        await self._idle.wait()
+
+
+def _end(scopes: set[asyncio.Timeout]) -> None:
+    now = asyncio.get_running_loop().time()
+    for scope in scopes:
+        if not scope.expired():
+            scope.reschedule(now)
