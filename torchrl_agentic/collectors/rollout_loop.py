@@ -270,6 +270,7 @@ class RolloutLoop:
             index=index,
             max_new_tokens=self._options.max_new_tokens,
             reward=self._options.reward,
+            speculate=self._options.speculate,
             observer=_Observer(self._stats, slot),
         )
         reason, is_kept, failure = CANCELLED, False, None

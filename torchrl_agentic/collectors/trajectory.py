@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from tensordict import TensorDict
 
 from torchrl_agentic.collectors.agent import Agent, lookup
+from torchrl_agentic.collectors.early_calls import EarlyCalls
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
@@ -65,6 +66,7 @@ class TrajectoryRun:
         index: Number in its group.
         max_new_tokens: Upper bound on the tokens of one answer.
         reward: Returns a reward that is added to those of the transforms, or None.
+        speculate: Whether calls of tools without effects start while the model still writes.
         observer: Follows what the trajectory does, or None.
 
     Attributes:
@@ -82,10 +84,12 @@ class TrajectoryRun:
         index: int = 0,
         max_new_tokens: int = 1024,
         reward: Reward | None = None,
+        speculate: bool = False,
         observer: Observer | None = None,
     ) -> None:
         self._agent, self._requests, self._task = agent, requests, task
         self.name, self._index, self._reward = name, index, reward
+        self._speculate = speculate
         self.phase: Literal["task", "trajectory", "reward"] = "task"
         self._max_new_tokens = max_new_tokens
         self._observer = observer
@@ -157,10 +161,32 @@ class TrajectoryRun:
         )
 
     async def _turn(self, speaker: Speaker) -> None:
-        agent, session = self._agent, self._session
+        """Sample a message, and handle it; its first calls may start while it is sampled."""
         start = self._doing("engine")
-        message = await speaker.answer()
-        self._span("engine", start, tokens=speaker.n_sampled, status=speaker.finish)
+        early = self._early_calls()
+        try:
+            message = await speaker.answer(None if early is None else early.feed)
+            self._span("engine", start, tokens=speaker.n_sampled, status=speaker.finish)
+            await self._finish_turn(speaker, message, early)
+        finally:
+            if early is not None:
+                await asyncio.shield(early.close())
+
+    def _early_calls(self) -> EarlyCalls | None:
+        agent = self._agent
+        if not self._speculate or agent.encoder is None:
+            return None
+        return EarlyCalls(
+            agent.dispatcher,
+            self._session,
+            agent.parser,
+            tokenizer=agent.encoder.tokenizer,
+            stop_ids=agent.encoder.stop_token_ids,
+        )
+
+    async def _finish_turn(self, speaker: Speaker, message: Message, early: EarlyCalls | None) -> None:
+        """Parse a message, run its calls, and append it with what follows."""
+        agent, session = self._agent, self._session
         if isinstance(message.content, str):
             plain = without_eos(message.content, agent.eos_strings)
             if plain is not message.content:
@@ -179,7 +205,7 @@ class TrajectoryRun:
         rendered: Sequence[Mapping[str, JSON]] = ()
         if parsed.calls:
             calls = session.begin_turn(parsed.calls)
-            results = await self._run_calls(calls)
+            results = await self._run_calls(calls, early)
             rendered = self._render(calls, results)
         else:
             session.turn += 1
@@ -202,10 +228,13 @@ class TrajectoryRun:
         if not self._is_over and speaker.is_full:
             self._end("max_trajectory_tokens", truncated=True)
 
-    async def _run_calls(self, calls: Sequence[ParsedCall]) -> Sequence[ToolResult]:
+    async def _run_calls(self, calls: Sequence[ParsedCall], early: EarlyCalls | None) -> Sequence[ToolResult]:
         session = self._session
         start = self._doing("tools", ", ".join(dict.fromkeys(call.tool for call in calls)))
-        (results,) = await self._agent.dispatcher.run([(session, calls, self._state())])
+        if early is None:
+            (results,) = await self._agent.dispatcher.run([(session, calls, self._state())])
+        else:
+            results = await early.run(calls, self._state())
         self._span("tools", start, turn=session.turn - 1)
         for call, result in zip(calls, results, strict=True):
             if result.timing is not None:

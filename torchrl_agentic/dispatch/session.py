@@ -182,6 +182,7 @@ class Session:
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
         self._ids: dict[str, int] = {}
+        self._chosen = -1  # the turn for which tools were chosen
 
     @property
     def threads(self) -> Threads:
@@ -203,7 +204,7 @@ class Session:
         Returns:
             One result per call, in the order of the calls.
         """
-        self._choose_tools()
+        self.choose_tools()
         return (await self.dispatcher.run([(self, calls, state)]))[0]
 
     async def open(self, tools: Sequence[Tool]) -> list[tuple[Tool, ToolResult]]:
@@ -277,21 +278,41 @@ class Session:
         Args:
             calls: Calls of the message; later duplicates of an id get a suffix.
         """
-        self._choose_tools()
-        unique: list[ParsedCall] = []
-        for call in calls:
-            call_id = claim_id(call.call_id, self._ids)
-            if call_id != call.call_id:
-                call = replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
-            unique.append(call)
-        return tuple(unique)
+        self.choose_tools()
+        return tuple(self.with_unique_id(call, self._ids) for call in calls)
 
-    def _choose_tools(self) -> None:
+    @staticmethod
+    def with_unique_id(call: ParsedCall, taken: dict[str, int]) -> ParsedCall:
+        """Return a call with an id that is not taken yet, and mark the id as taken.
+
+        Args:
+            call: The call.
+            taken: Number of requests for each id so far, as `claim_id` keeps it.
+        """
+        call_id = claim_id(call.call_id, taken)
+        if call_id == call.call_id:
+            return call
+        return replace(call, call_id=call_id, notes=(*call.notes, "duplicate_id"))
+
+    def copy_ids(self) -> dict[str, int]:
+        """Return a copy of the ids that are taken, for calls that begin before their turn is complete."""
+        return dict(self._ids)
+
+    def twin(self) -> Session:
+        """Return a session that stands for this one in one call of a tool without sessions."""
+        twin = Session(self.dispatcher, self.trajectory, self.row)
+        twin.turn, twin.data, twin.allowed = self.turn, self.data, self.allowed
+        return twin
+
+    def choose_tools(self) -> None:
         """Set `allowed` for this turn: the tools that the callback returns, or else those of the data set.
 
         A callback that raises, or that names an unknown tool, is logged; after an exception the data set
-        decides.
+        decides. Only the first call in a turn has an effect.
         """
+        if self._chosen == self.turn:
+            return
+        self._chosen = self.turn
         self.allowed = self.data.selection_at(self.turn)
         choose = self.dispatcher.tool_selection
         if choose is None:

@@ -1,0 +1,223 @@
+"""Calls that start while the model still writes: when they start, and that each runs once."""
+
+import asyncio
+import json
+
+import pytest
+
+from torchrl_agentic import Effects, FunctionTool, ToolCompose, function_tool
+from torchrl_agentic.collectors import Task
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.early_calls import Detokenizer
+from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.engines import Sampled
+from torchrl_agentic.testing import byte_tokenizer, load_tiny
+
+TASK = Task("t", [{"role": "user", "content": "go"}])
+PATIENCE_S = 20
+
+
+def call(name, call_id=None, **args):
+    own = {} if call_id is None else {"id": call_id}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': args, **own})}\n</tool_call>"
+
+
+class Dictated:
+    """An engine whose tokens a test releases: it streams each piece, then waits to be told to go on."""
+
+    version, max_concurrent = 0, 4
+
+    def __init__(self, tokenizer, *turns):
+        self.tokenizer = tokenizer
+        self.turns = [list(pieces) for pieces in turns]
+        self.go_on = asyncio.Event()
+        self.written = asyncio.Event()
+
+    async def sample(self, ids, *, max_tokens, key, on_ids=None):
+        pieces = self.turns.pop(0)
+        sampled = []
+        for place, piece in enumerate(pieces):
+            new = self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+            if place == len(pieces) - 1:
+                new = [*new, self.tokenizer.eos_token_id]
+            sampled += new
+            if on_ids is not None:
+                on_ids(new)
+            if place < len(pieces) - 1:
+                self.written.set()
+                await self.go_on.wait()
+        return Sampled(sampled, None, "stop")
+
+    async def update(self, weights):
+        return 0
+
+    async def close(self):
+        pass
+
+
+class Calls:
+    """Tools that count how often they run, and events for when they do."""
+
+    def __init__(self):
+        self.started = asyncio.Event()
+        self.ran = []
+
+    async def look(self, page: int) -> str:
+        """Look at a page.
+
+        Args:
+            page: Its number.
+        """
+        self.ran.append(("look", page))
+        self.started.set()
+        return f"page {page} <|im_end|>"
+
+    async def write(self, page: int) -> str:
+        """Write a page.
+
+        Args:
+            page: Its number.
+        """
+        self.ran.append(("write", page))
+        return "written"
+
+    async def reset(self) -> str:
+        """Reset everything."""
+        self.ran.append(("reset",))
+        return "reset"
+
+    def tools(self):
+        return [
+            function_tool(self.look, effects=Effects.PURE),
+            function_tool(self.write, effects=Effects(writes=["page"])),
+            function_tool(self.reset, effects=Effects.EXCLUSIVE),
+        ]
+
+
+async def run(engine, calls, tokenizer, **options):
+    agent = Agent(ToolCompose(calls.tools(), **options), tokenizer, max_turns=4)
+    return await TrajectoryRun(agent, Requests(engine), TASK, name="t", speculate=True).run()
+
+
+@pytest.fixture
+def tokenizer():
+    return load_tiny()[1]
+
+
+async def test_a_call_starts_while_the_model_still_writes(tokenizer):
+    calls = Calls()
+    engine = Dictated(tokenizer, [call("look", page=1), "That is all."], ["Done."])
+    running = asyncio.create_task(run(engine, calls, tokenizer))
+    await asyncio.wait_for(engine.written.wait(), PATIENCE_S)
+    await asyncio.wait_for(calls.started.wait(), PATIENCE_S)  # the answer is not complete yet
+    engine.go_on.set()
+    trajectory = await running
+    assert calls.ran == [("look", 1)]
+    (result,) = trajectory.turns[0].outcome.results
+    assert result.text == "page 1 <|im_end|>"
+    assert "<|im_end|>" not in trajectory.messages[2].text
+
+
+async def test_results_keep_the_order_of_the_calls_and_each_runs_once(tokenizer):
+    calls = Calls()
+    text = call("write", page=1) + call("look", page=2) + call("write", page=3) + call("look", page=4)
+    engine = Dictated(tokenizer, [text, " "], ["Done."])
+    engine.go_on.set()
+    trajectory = await run(engine, calls, tokenizer)
+    texts = [result.text for result in trajectory.turns[0].outcome.results]
+    assert [text.partition(" <")[0] for text in texts] == ["written", "page 2", "written", "page 4"]
+    assert sorted(calls.ran) == [("look", 2), ("look", 4), ("write", 1), ("write", 3)]
+    assert trajectory.turns[0].index == 0
+    assert trajectory.turns[1].index == 1
+
+
+async def test_a_call_with_effects_waits_for_the_whole_message(tokenizer):
+    calls = Calls()
+    engine = Dictated(tokenizer, [call("write", page=1) + call("look", page=2), " "], ["Done."])
+    running = asyncio.create_task(run(engine, calls, tokenizer))
+    await asyncio.wait_for(calls.started.wait(), PATIENCE_S)
+    assert calls.ran == [("look", 2)]
+    engine.go_on.set()
+    await running
+    assert calls.ran == [("look", 2), ("write", 1)]
+
+
+async def test_nothing_starts_behind_an_exclusive_call(tokenizer):
+    calls = Calls()
+    text = call("look", page=1) + call("reset") + call("look", page=2)
+    engine = Dictated(tokenizer, [text, " "], ["Done."])
+    running = asyncio.create_task(run(engine, calls, tokenizer))
+    await asyncio.wait_for(calls.started.wait(), PATIENCE_S)
+    await asyncio.sleep(0)
+    assert calls.ran == [("look", 1)]
+    engine.go_on.set()
+    await running
+    assert calls.ran == [("look", 1), ("reset",), ("look", 2)]
+
+
+async def test_equal_ids_become_unique_as_without_early_calls(tokenizer):
+    text = call("look", "a", page=1) + call("look", "a", page=2)
+    engine = Dictated(tokenizer, [text, call("look", "a", page=3)], ["Done."])
+    engine.go_on.set()
+    trajectory = await run(engine, Calls(), tokenizer)
+    assert [one.call_id for one in trajectory.turns[0].outcome.calls] == ["a", "a_2", "a_3"]
+
+
+async def test_arguments_are_checked_and_limits_hold(tokenizer):
+    calls = Calls()
+    text = call("look", page="x") + call("look", page=2) + call("look", page=3)
+    engine = Dictated(tokenizer, [text, " "], ["Done."])
+    engine.go_on.set()
+    trajectory = await run(engine, calls, tokenizer, max_calls_per_turn=2)
+    statuses = [result.status.name for result in trajectory.turns[0].outcome.results]
+    assert statuses == ["INVALID_ARGS", "OK", "SKIPPED"]
+    assert calls.ran == [("look", 2)]
+
+
+async def test_a_tool_that_is_not_selected_does_not_start(tokenizer):
+    calls, asked = Calls(), []
+
+    def choose(trajectory, turn, row):
+        asked.append(turn)
+        return ["write"]
+
+    engine = Dictated(tokenizer, [call("look", page=1), " "], ["Done."])
+    engine.go_on.set()
+    trajectory = await run(engine, calls, tokenizer, tool_selection=choose)
+    assert calls.ran == []
+    assert trajectory.turns[0].outcome.results[0].status.name == "UNKNOWN_TOOL"
+    assert asked == [0]
+
+
+async def test_an_early_call_ends_with_its_trajectory(tokenizer):
+    ended = asyncio.Event()
+    started = asyncio.Event()
+
+    async def hang() -> str:
+        """Hang."""
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    engine = Dictated(tokenizer, [call("hang"), " "])
+    agent = Agent(ToolCompose([FunctionTool(hang)]), tokenizer, max_turns=4)
+    running = asyncio.create_task(
+        TrajectoryRun(agent, Requests(engine), TASK, name="t", speculate=True).run()
+    )
+    await asyncio.wait_for(started.wait(), PATIENCE_S)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+
+
+@pytest.mark.parametrize("text", ["héllo 日本語 🙂 done", "a\n\n  b", ""])
+def test_pieces_of_text_join_to_the_whole(text):
+    tokenizer = byte_tokenizer()
+    reader = Detokenizer(tokenizer)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(reader.feed([one]) for one in ids) == text
