@@ -174,6 +174,14 @@ def test_a_deadlock_is_an_error():
         run_skipping(main(), thread_limit_s=0.05)
 
 
+def test_a_long_job_without_a_timer_is_no_deadlock():
+    async def main() -> float:
+        await asyncio.to_thread(time.sleep, 0.1)
+        return _now()
+
+    assert run_skipping(main(), thread_limit_s=0.01) == 0.0
+
+
 def test_cpu_time_counts_beside_skipped_time():
     async def main() -> tuple[float, float]:
         loop = asyncio.get_running_loop()

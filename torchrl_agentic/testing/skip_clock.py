@@ -40,7 +40,8 @@ class SkipClockLoop(asyncio.SelectorEventLoop):
         thread_limit_s: Upper bound on a wait for work outside the loop, in real seconds.
 
     Raises:
-        RuntimeError: While it runs, if it has waited `thread_limit_s` and there is no timer: a deadlock.
+        RuntimeError: While it runs, if it waited `thread_limit_s` without a timer and without such work: a
+            deadlock.
     """
 
     def __init__(self, *, counts_cpu: bool = False, thread_limit_s: float = THREAD_LIMIT_S) -> None:
@@ -133,8 +134,8 @@ class _SkipSelector(selectors.BaseSelector):
         if ready or (timeout is not None and timeout <= 0):
             return ready
         if timeout is None:
-            ready = self._inner.select(self._thread_limit_s)
-            if not ready:
+            ready = self._inner.select(None if self._jobs else self._thread_limit_s)
+            if not ready and not self._jobs:
                 raise RuntimeError(
                     "deadlock: no callback is ready, no timer is set, and nothing outside the event loop "
                     f"woke it in {self._thread_limit_s:g} s"
