@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from torchrl_agentic.collectors.stats import CollectorStats, Event
@@ -59,7 +59,13 @@ class Requests:
         self._idle.set()
 
     async def sample(
-        self, writer: TokenWriter, *, max_tokens: int, key: str, on_ids: OnIds | None = None
+        self,
+        writer: TokenWriter,
+        *,
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None = None,
+        media: Mapping[str, Sequence[Any]] | None = None,
     ) -> tuple[list[int], Finish]:
         """Sample one answer behind the tokens of a trajectory, and append it to them.
 
@@ -71,6 +77,7 @@ class Requests:
             max_tokens: Upper bound on the tokens of the answer.
             key: Name of the trajectory.
             on_ids: Called with each piece of the answer.
+            media: Images and videos of the conversation by kind, in the order of their placeholders.
 
         Returns:
             The ids of the whole answer, and "stop" or "length".
@@ -83,7 +90,7 @@ class Requests:
         n_empty = 0
         while True:
             left = max_tokens - len(answer)
-            ask = functools.partial(self._ask, writer.ids, left, key, on_ids)
+            ask = functools.partial(self._ask, writer.ids, left, key, on_ids, media)
             found = await self._with_retries(ask, key)
             ids = list(found.ids)
             self._check(ids, found.log_probs, left)
@@ -114,10 +121,25 @@ class Requests:
         """
         return await self._with_retries(lambda: self._counted(lambda: ask(self.engine)), key)
 
-    async def _ask(self, ids: Sequence[int], max_tokens: int, key: str, on_ids: OnIds | None) -> Sampled:
+    async def _ask(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None,
+        media: Mapping[str, Sequence[Any]] | None,
+    ) -> Sampled:
+        if media and not getattr(self.engine, "takes_media", False):
+            raise ValueError(
+                f"{type(self.engine).__name__} takes no {' or '.join(media)}: takes_media is not set"
+            )
+        more = {"media": media} if media else {}
+
         async def ask() -> Sampled:
             version = self.engine.version
-            found: Sampled = await self.engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+            found: Sampled = await self.engine.sample(
+                ids, max_tokens=max_tokens, key=key, on_ids=on_ids, **more
+            )
             if found.version is not None:
                 return found
             return Sampled(found.ids, found.log_probs, found.finish, version)

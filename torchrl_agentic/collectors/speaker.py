@@ -87,6 +87,8 @@ class TokenSpeaker:
         self._max_new_tokens = max_new_tokens
         self._writer: TokenWriter = agent.encoder.begin(messages, tools=tools)
         self._context_length: int | None = getattr(requests.engine, "context_length", None)
+        self._media: dict[str, list[Any]] = {}
+        self._see_media(messages)
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
@@ -101,7 +103,7 @@ class TokenSpeaker:
         if self.had_room:
             bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
             ids, self.finish = await self._requests.sample(
-                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids
+                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids, media=self._media
             )
         self.n_sampled = len(ids)
         return self._encoder.read_answer(ids)
@@ -117,7 +119,19 @@ class TokenSpeaker:
             The injected messages as they were encoded: long results truncated, media replaced by text where
             the processor rejects it.
         """
-        return self._writer.add_messages(answer, injected).injected
+        heard = self._writer.add_messages(answer, injected).injected
+        self._see_media(heard)
+        return heard
+
+    def _see_media(self, messages: Sequence[ChatMessage]) -> None:
+        """Keep the images and videos of messages for the engine, which takes them beside the ids."""
+        if not any(isinstance(message["content"], list) for message in messages):
+            return
+        from torchrl_agentic.tokens.media import KINDS, opened, parts_of  # it opens images
+
+        for kind in KINDS:
+            if found := parts_of(messages, kind):
+                self._media.setdefault(kind, []).extend(opened(part, kind) for part in found)
 
     @property
     def is_full(self) -> bool:

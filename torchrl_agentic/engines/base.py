@@ -36,6 +36,11 @@ class Engine(Protocol):
 
     Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
 
+    Three attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
+    together. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
+    then wait for running requests. `takes_media`: True if `sample` takes `media=`, a mapping from "image" and
+    "video" to lists in the order of their placeholders, which is passed if the conversation holds any.
+
     Attributes:
         version: Policy version: number of weight updates so far.
         max_concurrent: Number of requests that the engine works on at once; further ones wait in it.
