@@ -76,7 +76,6 @@ class _Trajectory:
     tokens: int = 0
     turn: int = 0
     n_spans: int = 0
-    wait: int = 0  # number of the wait that its spans belong to
 
 
 @dataclass(slots=True)
@@ -224,9 +223,6 @@ class CollectorStats:
             trajectory.tokens += span.tokens
         if span.cause != "tool":
             trajectory.doing, trajectory.since = f"after {span.cause}", span.stop
-        if self._timeline is None and trajectory.wait != self._wait.number:
-            trajectory.spans.clear()
-            trajectory.wait = self._wait.number
         if self._timeline is not None or self._wait.began is not None:
             trajectory.spans.append(span)
             trajectory.n_spans += 1
