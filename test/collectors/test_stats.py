@@ -187,6 +187,16 @@ class TestStragglers:
         stats.trajectory_ended("b0", "no_calls")
         assert self.names(stats) == ["a0", "a1"]
 
+    def test_a_group_is_not_complete_while_some_of_it_have_not_begun(self, clock):
+        stats = CollectorStats(clock, groups_per_batch=2, group_size=2)
+        self.begin(stats, ("a", 1), ("b", 2), ("c", 2))
+        stats.trajectory_ended("a0", "no_calls")
+        assert stats.snapshot()["batches"]["complete_groups"] == 0
+        assert self.names(stats) == ["b0", "b1"]
+        stats.trajectory_began("a1", "a")
+        stats.trajectory_ended("a1", "no_calls")
+        assert stats.snapshot()["batches"]["complete_groups"] == 1
+
     def test_groups_that_left_or_were_dropped_are_forgotten(self, stats):
         self.begin(stats, ("a", 1), ("b", 2), ("c", 1), ("d", 1))
         stats.trajectory_ended("a0", "no_calls")
