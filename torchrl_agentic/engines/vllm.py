@@ -135,6 +135,7 @@ class VLLMEngine:
         self.max_concurrent = self._server.max_concurrent
         self.context_length = self._server.context_length
         options: dict[str, Any] = {
+            "max_tokens": None,  # of each request
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(self.stop_token_ids),
@@ -233,6 +234,7 @@ class VLLMEngine:
             )
         params = self._params.clone()
         params.skip_clone, params.max_tokens = True, int(max_tokens)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
         self._server.check_loop()
         made_at = self.version
         try:
