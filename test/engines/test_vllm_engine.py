@@ -155,7 +155,7 @@ async def test_weights_of_another_model_are_refused_before_vllm_has_any_of_them(
     assert gap(MODEL, PROMPTS[0], found) < 1e-3
 
 
-def begin(engine, prompt, key="a", max_tokens=400):
+def begin(engine, prompt, key="a", max_tokens=800):
     """Start a request; return its task, and an event for its first token."""
     began = asyncio.Event()
     task = asyncio.create_task(
@@ -164,18 +164,19 @@ def begin(engine, prompt, key="a", max_tokens=400):
     return task, began
 
 
-LONG = {"sampling": {"min_tokens": 380}}
+LONG = {"sampling": {"min_tokens": 800}}
 
 
 @on_loop
-async def test_an_aborted_answer_keeps_its_ids_with_the_log_probs_of_the_old_weights(llm):
+async def test_an_aborted_answer_keeps_its_ids_with_the_log_probs_of_the_old_weights(llm, tmp_path):
     engine, other = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG), other_weights()
+    other.save_pretrained(tmp_path)  # beforehand, because the answer takes about a second
     task, began = begin(engine, PROMPTS[0])
     await began.wait()
-    await engine.update(other)
+    await engine.update(tmp_path)
     first = await task
     assert (first.finish, first.version) == ("aborted", 0)
-    assert 0 < len(first.ids) == len(first.log_probs) < 380
+    assert 0 < len(first.ids) == len(first.log_probs) < 800
     assert gap(MODEL, PROMPTS[0], first) < 1e-3
     rest = await engine.sample([*PROMPTS[0], *first.ids], max_tokens=40, key="a")
     assert rest.version == 1
@@ -199,7 +200,7 @@ async def test_a_draining_update_waits_for_answers_and_holds_new_ones_back(llm):
         await asyncio.sleep(0)
     late = asyncio.create_task(engine.sample(PROMPTS[1], max_tokens=20, key="late"))
     first = await task
-    assert (first.finish, first.version, len(first.ids)) == ("length", 0, 400)
+    assert (first.finish, first.version, len(first.ids)) == ("length", 0, 800)
     assert await update == 1
     assert ended == [True]
     assert (await late).version == 1
@@ -207,13 +208,14 @@ async def test_a_draining_update_waits_for_answers_and_holds_new_ones_back(llm):
 
 
 @on_loop
-async def test_kept_answers_continue_under_the_new_weights(llm):
+async def test_kept_answers_continue_under_the_new_weights(llm, tmp_path):
     engine, other = VLLMEngine(llm, tokenizer=TOKENIZER, on_update="keep", **LONG), other_weights()
+    other.save_pretrained(tmp_path)
     task, began = begin(engine, PROMPTS[0])
     await began.wait()
-    await engine.update(other)
+    await engine.update(tmp_path)
     found = await task
-    assert (found.finish, found.version, len(found.ids)) == ("length", 0, 400)
+    assert (found.finish, found.version, len(found.ids)) == ("length", 0, 800)
     assert gap(MODEL, PROMPTS[0], found) > 0.05
     tail = type(found)(found.ids[-20:], found.log_probs[-20:])
     assert gap(other, [*PROMPTS[0], *found.ids[:-20]], tail) < 1e-2

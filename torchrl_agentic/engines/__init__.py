@@ -8,13 +8,13 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.engines.base import Engine, Finish, OnIds, Sampled
-    from torchrl_agentic.engines.http import HTTPEngine
-    from torchrl_agentic.engines.vllm import VLLMEngine
+    from torchrl_agentic.engines.http_engine import HTTPEngine
+    from torchrl_agentic.engines.vllm_engine import VLLMEngine
 
 _WHERE = {
     "base": ("Engine", "Finish", "OnIds", "Sampled"),
-    "http": ("HTTPEngine",),
-    "vllm": ("VLLMEngine",),
+    "http_engine": ("HTTPEngine",),
+    "vllm_engine": ("VLLMEngine",),
 }
 __all__ = ["Engine", "Finish", "HTTPEngine", "OnIds", "Sampled", "VLLMEngine"]
 

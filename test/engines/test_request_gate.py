@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from torchrl_agentic.engines.gate import RequestGate, RequestInterrupted
+from torchrl_agentic.engines.request_gate import RequestGate, RequestInterrupted
 from torchrl_agentic.errors import InfrastructureError
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import Finish, OnIds, Sampled
-from torchrl_agentic.engines.gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.weights import (
     Weights,
     check_fits,
@@ -324,7 +324,7 @@ class VLLMEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What vLLM sampled; `labels` are those of the weights that sampled it, as far as they are known."""
+    """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
 
     ids: list[int]
     log_probs: list[float] | None
@@ -352,7 +352,7 @@ class _Server(ABC):
 
     @abstractmethod
     async def pause(self, mode: Literal["abort", "keep"]) -> None:
-        """Let no request run, and end or keep those that do."""
+        """Stop scheduling, and end or keep the requests that run."""
 
     @abstractmethod
     async def load(self, folder: str) -> None:
