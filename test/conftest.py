@@ -25,6 +25,7 @@ SLOW = (
     "rollout",
     "engines/test_vllm_engine.py",
     "engines/test_vllm_actors.py",
+    "engines/test_vllm_server.py",
     "engines/test_http_engine.py",
     "repl",
     "tools/mcp",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import Finish, OnIds, Sampled
-from torchrl_agentic.engines.gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.weights import (
     Weights,
     check_fits,
@@ -135,6 +135,7 @@ class VLLMEngine:
         self.max_concurrent = self._server.max_concurrent
         self.context_length = self._server.context_length
         options: dict[str, Any] = {
+            "max_tokens": None,  # of each request
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(self.stop_token_ids),
@@ -233,6 +234,7 @@ class VLLMEngine:
             )
         params = self._params.clone()
         params.skip_clone, params.max_tokens = True, int(max_tokens)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
         self._server.check_loop()
         made_at = self.version
         try:
@@ -322,7 +324,7 @@ class VLLMEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What vLLM sampled; `labels` are those of the weights that sampled it, as far as they are known."""
+    """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
 
     ids: list[int]
     log_probs: list[float] | None
@@ -350,7 +352,7 @@ class _Server(ABC):
 
     @abstractmethod
     async def pause(self, mode: Literal["abort", "keep"]) -> None:
-        """Let no request run, and end or keep those that do."""
+        """Stop scheduling, and end or keep the requests that run."""
 
     @abstractmethod
     async def load(self, folder: str) -> None:
