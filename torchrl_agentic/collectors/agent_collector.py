@@ -27,6 +27,7 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
@@ -41,10 +42,12 @@ from torchrl_agentic.collectors.requests import OnUpdate, Requests
 from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, RolloutLoop
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.trajectory import Reward
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
+from torchrl_agentic.records import Recorder
 from torchrl_agentic.tokens.writer import check_tokenizer
 
 with warnings.catch_warnings():
@@ -136,6 +139,7 @@ class AgentCollector(BaseCollector):
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine while
             nothing is sampled; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
+        timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
         post_collect_hook: Called with each batch, as in TorchRL's collectors.
 
     Attributes:
@@ -170,6 +174,7 @@ class AgentCollector(BaseCollector):
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
         speculate: bool = False,
+        timeline: str | Path | Recorder | TimelineWriter | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
@@ -222,6 +227,7 @@ class AgentCollector(BaseCollector):
             speculate,
         )
         self._weight_updater = weight_updater
+        self._timeline = timeline
         self._prefix = f"c{next(_numbers)}"
         self._running: _Running | None = None
         self._skipped: frozenset[int] = frozenset()
@@ -253,7 +259,9 @@ class AgentCollector(BaseCollector):
         stats = CollectorStats(
             loop.time,
             groups_per_batch=self._groups_per_batch,
+            group_size=self._options.quorum or self._options.group_size,
             max_concurrent=getattr(self.engine, "max_concurrent", None),
+            timeline=_timeline_writer(self._timeline),
         )
         encoder = self._agent.encoder
         requests = Requests(
@@ -479,6 +487,12 @@ def _close_at_exit() -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def _timeline_writer(timeline: str | Path | Recorder | TimelineWriter | None) -> TimelineWriter | None:
+    if timeline is None or isinstance(timeline, TimelineWriter):
+        return timeline
+    return TimelineWriter.beside(timeline) if isinstance(timeline, Recorder) else TimelineWriter(timeline)
 
 
 def _awaited(

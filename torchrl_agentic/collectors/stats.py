@@ -542,6 +542,10 @@ class CollectorStats:
         """
         return scalars_of(self.snapshot())
 
+    def __call__(self) -> dict[str, float]:
+        """Return the scalars, as `stats()` of TorchRL's collectors does for its monitors."""
+        return self.scalars()
+
     def __str__(self) -> str:
         return table_of(self.snapshot())
 
