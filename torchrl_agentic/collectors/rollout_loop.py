@@ -54,6 +54,7 @@ class Group:
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by index.
         attempts: Number of trajectories that failed and were replaced.
+        is_whole: Whether it needs no more trajectories.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Group:
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
+    is_whole: bool = False
 
 
 class RolloutLoop:
@@ -290,7 +292,7 @@ class RolloutLoop:
             speculate=self._options.speculate,
             observer=_Observer(self._stats, slot, self._changed.set),
         )
-        reason, is_kept, failure = CANCELLED, False, None
+        reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
                 trajectory = await run.run()
@@ -302,6 +304,8 @@ class RolloutLoop:
         finally:
             slot.leave()
             group.running.pop(index, None)
+            if not reason:  # cancelled
+                reason = CANCELLED if group.is_whole else "abandoned"
             self._stats.trajectory_ended(name, reason, is_kept=is_kept)
             self._changed.set()
         if self._groups.get(group.number) is not group:
@@ -315,6 +319,7 @@ class RolloutLoop:
 
     def _complete(self, group: Group) -> None:
         """Mark a group as whole; with a quorum, cancel those that are not needed."""
+        group.is_whole = True
         for task in list(group.running.values()):
             task.cancel()
         self._forget_waiting(group)
