@@ -407,5 +407,5 @@ async def test_a_prompt_that_leaves_no_room_reaches_no_server():
 
 def test_answers_under_a_constraint_are_not_resumable():
     engine = HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer(), sampling={"regex": "a+"})
-    assert not engine.resumable
-    assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).resumable
+    assert not engine.can_resume
+    assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).can_resume
