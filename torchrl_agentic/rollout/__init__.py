@@ -4,7 +4,7 @@ from torchrl_agentic.collectors import Trajectory, group_advantage
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
 from torchrl_agentic.rollout.batch import ledgers, trajectory_batch
 from torchrl_agentic.rollout.evaluate import Completion, Sample, answer_reward, evaluate
-from torchrl_agentic.rollout.generate import as_engine, chats_of, media_of, rollout
+from torchrl_agentic.rollout.generate import as_engine, media_of, rollout, tasks_of
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, replay
 from torchrl_agentic.tokens.ledger import TokenLedger
@@ -21,7 +21,6 @@ __all__ = [
     "agent_policy",
     "answer_reward",
     "as_engine",
-    "chats_of",
     "evaluate",
     "group_advantage",
     "ledgers",
@@ -29,6 +28,7 @@ __all__ = [
     "replay",
     "rollout",
     "summarize",
+    "tasks_of",
     "training_policy",
     "trajectory_batch",
 ]

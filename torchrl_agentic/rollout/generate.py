@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,6 @@ from tensordict import TensorDictBase
 
 from torchrl_agentic.collectors import AgentCollector, Task, Trajectory
 from torchrl_agentic.engines import ChatEngine, Engine, LockStep, TransformersEngine, VLLMEngine
-from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout.policies import agent_policy
 from torchrl_agentic.tokens import media
 from torchrl_agentic.transforms import history as border
@@ -145,12 +145,15 @@ def as_engine(
     raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed; got {type(model).__name__}")
 
 
-def chats_of(queries: Sequence[str], system_prompt: str | None = None) -> list[list[Message]]:
-    """Return conversations that begin with one question each.
+def tasks_of(rows: Iterable[Any], system_prompt: str | None = None) -> list[Task]:
+    """Return tasks, named by their numbers.
 
     Args:
-        queries: The questions.
-        system_prompt: Text of a system message in front of each question; None: no system message.
+        rows: Questions, or rows of a data set as `Task.of` reads them.
+        system_prompt: Text of a system message in front of each task; None: no system message.
     """
-    system = [] if system_prompt is None else [Message("system", system_prompt)]
-    return [[*system, Message("user", query)] for query in queries]
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    found = [
+        Task.of({"query": row} if isinstance(row, str) else row, number) for number, row in enumerate(rows)
+    ]
+    return [replace(task, messages=[*system, *task.messages]) for task in found]
