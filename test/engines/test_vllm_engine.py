@@ -320,7 +320,7 @@ async def test_a_constraint_forces_calls_and_drains_at_updates(llm):
     engine = VLLMEngine(
         llm, tokenizer=TOKENIZER, parser="hermes", tools=specs_of([PythonTool()]), tool_choice="required"
     )
-    assert not engine.resumable
+    assert not engine.can_resume
     prompt = TOKENIZER.encode("<|im_start|>user\nhello hello<|im_end|>\n<|im_start|>assistant\n")
     tasks = [begin(engine, prompt, key=str(n)) for n in range(4)]
     for _, began in tasks:

@@ -86,7 +86,7 @@ class HTTPEngine:
         max_concurrent: Most requests at once.
         context_length: Number of tokens that the model takes; None if it is unknown.
         stop_token_ids: Ids that end an answer.
-        resumable: Aborted answers may be resumed; False if `sampling` constrains them.
+        can_resume: Aborted answers may be resumed; False if `sampling` constrains them.
 
     Raises:
         ValueError: If the kind is unknown, or the pad token also ends answers.
@@ -135,7 +135,7 @@ class HTTPEngine:
             "logit_bias": {str(tokenizer.pad_token_id): _FORBID},
         }
         self._wire = _WIRES[kind](base, sampling or {}, log_probs, model)
-        self.resumable = not self._wire.constraints & {
+        self.can_resume = not self._wire.constraints & {
             name for name, value in (sampling or {}).items() if value
         }
         self._timeout, self._patience = timeout, patience or Patience()
@@ -224,7 +224,7 @@ class HTTPEngine:
                 await self._gate.drained()
                 await self._load(self._called(weights))
             else:
-                if not self.resumable:
+                if not self.can_resume:
                     await self._gate.drained()
                 await self._command(self._wire.pause)
                 try:

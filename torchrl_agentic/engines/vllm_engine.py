@@ -93,7 +93,7 @@ class VLLMEngine:
         max_concurrent: Number of requests that vLLM works on at once.
         context_length: Number of tokens that the model takes, prompt and answer together; None if unknown.
         stop_token_ids: Ids that end an answer.
-        resumable: Aborted answers may be resumed; False under a constraint on tool calls.
+        can_resume: Aborted answers may be resumed; False under a constraint on tool calls.
 
     Raises:
         TypeError: If the engine is of another type.
@@ -150,16 +150,16 @@ class VLLMEngine:
         if tool_choice is not None:
             options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
         self._params: Any = SamplingParams(**options)
-        self.resumable = self._params.structured_outputs is None
+        self.can_resume = self._params.structured_outputs is None
         if on_update not in (None, "abort", "wait", "keep"):
             raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
-        if on_update == "abort" and not self.resumable:
+        if on_update == "abort" and not self.can_resume:
             raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
         if on_update == "keep" and not self._server.has_labels:
             raise ValueError(
                 "AsyncVLLM cannot keep requests over an update; on_update must be 'abort' or 'wait'"
             )
-        self._on_update: OnUpdate = on_update or ("abort" if self.resumable else "wait")
+        self._on_update: OnUpdate = on_update or ("abort" if self.can_resume else "wait")
         self._load_weights, self._weights_parent = load_weights, weights_parent
         self._log_probs = log_probs
         self._owns = False
