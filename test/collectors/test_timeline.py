@@ -87,7 +87,7 @@ def test_each_batch_has_all_spans_of_its_trajectories(tmp_path):
         assert (row.tokens, row.reason, row.n_omitted) == (410, "no_calls", 0)
         assert row.spans[0].start == row.began == second.start
         assert row.spans[-1].stop == row.ended
-    assert second.rows[-1].spans[118].status == "timeout"
+    assert second.rows[-1].spans[118].status == "TIMEOUT"
 
 
 def test_a_batch_says_who_held_up_the_trainer_and_why(tmp_path):

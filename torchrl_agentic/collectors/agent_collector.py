@@ -212,9 +212,10 @@ class AgentCollector(BaseCollector):
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
-        self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
-        self._admission = Admission(groups_per_batch, max_staleness, engine.version)
-        self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
+        self._max_in_flight: int | Literal["auto"] = max_in_flight
+        self._on_failure: OnFailure = on_failure
+        self._max_replacements = max_replacements
+        self._new_state()  # raises for wrong arguments
         self._engine_retries = engine_retries
         threads = self._agent.dispatcher.threads
         self._options = LoopOptions(
@@ -245,7 +246,15 @@ class AgentCollector(BaseCollector):
         """Number of weight updates of the engine so far."""
         return self.engine.version
 
-    def _start(self, *, is_own: bool) -> _Running:
+    def _new_state(self) -> tuple[Admission, Capacity, FailurePolicy]:
+        """Create the state machines that decide for one `RolloutLoop`."""
+        return (
+            Admission(self._groups_per_batch, self._max_staleness, self.engine.version),
+            Capacity(self._max_in_flight, engine_concurrent=getattr(self.engine, "max_concurrent", 256)),
+            FailurePolicy(self._on_failure, max_replacements=self._max_replacements),
+        )
+
+    def _start(self) -> _Running:
         """Create the loop of this collector on the running event loop, unless there is one already."""
         running, loop = self._running, asyncio.get_running_loop()
         if running is not None and running.pid == os.getpid():
@@ -271,27 +280,29 @@ class AgentCollector(BaseCollector):
             retries=self._engine_retries,
             stats=stats,
         )
+        admission, capacity, failures = self._new_state()
         rollouts = RolloutLoop(
             self._agent,
             requests,
             self._tasks,
-            admission=self._admission,
-            capacity=self._capacity,
-            failures=self._failures,
+            admission=admission,
+            capacity=capacity,
+            failures=failures,
             stats=stats,
             prefix=self._prefix,
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,
             options=self._options,
         )
+        is_own = event_loop.is_running_here()
         self._running = _Running(rollouts, stats, loop, is_own, os.getpid())
         weakref.finalize(self, _close_later, rollouts, loop, os.getpid()).atexit = False
         if is_own:
             _open.add(self)
         return self._running
 
-    async def _next(self, *, is_own: bool) -> list[Group] | None:
-        return await self._start(is_own=is_own).rollouts.next_batch()
+    async def _next(self) -> list[Group] | None:
+        return await self._start().rollouts.next_batch()
 
     def iterator(self) -> Iterator[LazyStackedTensorDict]:
         """Iterate over the batches, from any thread.
@@ -311,7 +322,7 @@ class AgentCollector(BaseCollector):
 
     def _groups(self) -> Iterator[list[Group]]:
         try:
-            while (groups := event_loop.run(self._next(is_own=True))) is not None:
+            while (groups := event_loop.run(self._next())) is not None:
                 yield groups
         except GeneratorExit:
             raise
@@ -321,7 +332,7 @@ class AgentCollector(BaseCollector):
 
     async def __aiter__(self) -> AsyncIterator[LazyStackedTensorDict]:
         try:
-            while (groups := await self._next(is_own=False)) is not None:
+            while (groups := await self._next()) is not None:
                 yield self._batch(groups)
         except GeneratorExit:
             raise
@@ -372,7 +383,7 @@ class AgentCollector(BaseCollector):
         Returns:
             The new policy version.
         """
-        running = self._start(is_own=False) if self._running is None else self._running
+        running = self._start() if self._running is None else self._running
         updater = self._weight_updater
         if updater is None:
             return await running.rollouts.update(named_weights(weights))
@@ -390,6 +401,8 @@ class AgentCollector(BaseCollector):
                     "this would wait for its own event loop: await collector.update_weights(...) or "
                     "collector.aclose()"
                 )
+        if not running.loop.is_running():
+            return running.loop.run_until_complete(coroutine)
         return asyncio.run_coroutine_threadsafe(coroutine, running.loop).result()
 
     def shutdown(

@@ -23,6 +23,7 @@ from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
 
 logger = logging.getLogger(__name__)
+_END = object()
 
 
 class CollectorError(RuntimeError):
@@ -53,6 +54,7 @@ class Group:
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by index.
         attempts: Number of trajectories that failed and were replaced.
+        is_whole: Whether it needs no more trajectories.
     """
 
     number: int
@@ -61,6 +63,7 @@ class Group:
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
+    is_whole: bool = False
 
 
 class RolloutLoop:
@@ -221,7 +224,7 @@ class RolloutLoop:
         """Begin groups as admission and capacity allow, until the tasks end."""
         number = -1
         try:
-            async for row in _each(self._tasks):
+            async for row in self._rows():
                 number += 1
                 if number in self._done_tasks:
                     continue
@@ -238,6 +241,22 @@ class RolloutLoop:
             self._changed.set()
         except Exception as error:
             self._fail(error)
+
+    async def _rows(self) -> AsyncIterator[Any]:
+        """Yield the tasks; an iterator that may block is asked on a thread."""
+        tasks = self._tasks
+        if isinstance(tasks, AsyncIterable):
+            async for item in tasks:
+                yield item
+            return
+        rows = iter(tasks)
+        if isinstance(tasks, list | tuple):
+            for item in rows:
+                yield item
+            return
+        threads = self._agent.dispatcher.threads
+        while (item := await threads.run(lambda: next(rows, _END))) is not _END:
+            yield item
 
     def _may_begin(self) -> bool:
         return (
@@ -271,9 +290,9 @@ class RolloutLoop:
             max_new_tokens=self._options.max_new_tokens,
             reward=self._options.reward,
             speculate=self._options.speculate,
-            observer=_Observer(self._stats, slot),
+            observer=_Observer(self._stats, slot, self._changed.set),
         )
-        reason, is_kept, failure = CANCELLED, False, None
+        reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
                 trajectory = await run.run()
@@ -285,6 +304,8 @@ class RolloutLoop:
         finally:
             slot.leave()
             group.running.pop(index, None)
+            if not reason:  # cancelled
+                reason = CANCELLED if group.is_whole else "abandoned"
             self._stats.trajectory_ended(name, reason, is_kept=is_kept)
             self._changed.set()
         if self._groups.get(group.number) is not group:
@@ -298,6 +319,7 @@ class RolloutLoop:
 
     def _complete(self, group: Group) -> None:
         """Mark a group as whole; with a quorum, cancel those that are not needed."""
+        group.is_whole = True
         for task in list(group.running.values()):
             task.cancel()
         self._forget_waiting(group)
@@ -362,10 +384,10 @@ class RolloutLoop:
 class _Observer:
     """Passes what a trajectory does on to the statistics and to the capacity."""
 
-    __slots__ = ("_slot", "_stats")
+    __slots__ = ("_notify", "_slot", "_stats")
 
-    def __init__(self, stats: CollectorStats, slot: Slot) -> None:
-        self._stats, self._slot = stats, slot
+    def __init__(self, stats: CollectorStats, slot: Slot, notify: Callable[[], None]) -> None:
+        self._stats, self._slot, self._notify = stats, slot, notify
 
     def doing(self, name: str, cause: Cause, detail: str = "") -> None:
         """Note what a trajectory does from now on."""
@@ -377,14 +399,5 @@ class _Observer:
         """Add a span that has ended."""
         if span.cause == "engine":
             self._slot.answered()
+            self._notify()  # another trajectory may ask the engine now
         self._stats.add(span)
-
-
-async def _each(tasks: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    """Yield the items of a sync or async iterable."""
-    if isinstance(tasks, AsyncIterable):
-        async for item in tasks:
-            yield item
-    else:
-        for item in tasks:
-            yield item

@@ -207,7 +207,7 @@ class CollectorStats:
             if span.cause == "tool":
                 calls = self._calls.setdefault(_among(self._calls, span.name), Counter())
                 calls["n"] += 1
-                calls[f"status/{span.status}"] += 1
+                calls[f"status/{span.status.lower()}"] += 1
             elif span.cause == "engine":
                 self._engine.tokens += span.tokens
                 self._engine.advance(self._now())
