@@ -46,6 +46,7 @@ SLOW = (
     "cli/test_servers.py",
     "collectors/test_admission.py",
     "collectors/test_capacity.py",
+    "collectors/test_context_length.py",
     "test_examples.py",
     "transforms/test_hazards.py",
     "transforms/test_consumers_torchrl.py",

@@ -405,7 +405,7 @@ async def test_a_prompt_that_leaves_no_room_reaches_no_server():
         await engine.sample([5] * 9, max_tokens=1, key="a")
 
 
-def test_answers_under_a_constraint_are_not_resumable():
+def test_answers_under_a_constraint_are_not_resumed():
     engine = HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer(), sampling={"regex": "a+"})
     assert not engine.can_resume
     assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).can_resume

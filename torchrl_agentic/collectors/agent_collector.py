@@ -137,8 +137,8 @@ class AgentCollector(BaseCollector):
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
             `stop_token_ids` and `template_kwargs`.
-        weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine while
-            nothing is sampled; None: `Engine.update` gets the weights.
+        weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
+            thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
         timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
         post_collect_hook: Called with each batch, as in TorchRL's collectors.
@@ -389,7 +389,7 @@ class AgentCollector(BaseCollector):
         updater = self._weight_updater
         if updater is None:
             return await running.rollouts.update(named_weights(weights))
-        return await running.rollouts.update(lambda: updater.push_weights(weights))
+        return await running.rollouts.update(None, lambda: updater.push_weights(weights))
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop of the collector, from another thread, and wait."""

@@ -194,22 +194,31 @@ class Requests:
                 "is it the tokenizer of this model?"
             )
 
-    async def update(self, weights: Any, on_update: OnUpdate) -> int:
+    async def update(
+        self, weights: Any, on_update: OnUpdate, push: Callable[[], object] | None = None
+    ) -> int:
         """Update the weights of the engine.
 
         Args:
             weights: As `Engine.update` takes them.
             on_update: "resume": running requests are aborted and go on under the new weights. "finish": they
                 end under the old ones first, while new requests wait.
+            push: Loads the weights instead of the engine, on a thread, while no request is open; or None.
 
         Returns:
             The new policy version.
         """
-        if on_update == "resume":
+        if on_update == "resume" and push is None:
             return await self.engine.update(weights)
         self._admits.clear()
         try:
+            version: int | None = None
+            if on_update == "resume":
+                version = await self.engine.update(None)  # to abort what runs
             await self._idle.wait()
-            return await self.engine.update(weights)
+            if push is not None:
+                await asyncio.to_thread(push)
+                weights = None
+            return await self.engine.update(weights) if version is None else version
         finally:
             self._admits.set()

@@ -173,18 +173,20 @@ class RolloutLoop:
             self._restart(self._groups[number])
         return self._admission.take()
 
-    async def update(self, weights: Any) -> int:
+    async def update(self, weights: Any, push: Callable[[], object] | None = None) -> int:
         """Load new weights; what was handed out counts as trained on, and running trajectories continue.
 
         Args:
             weights: As the engine takes them.
+            push: Loads the weights instead of the engine; see `Requests.update`.
 
         Returns:
             The new policy version.
         """
         start = self._loop.time()
         can_resume = getattr(self._requests.engine, "can_resume", True)
-        version = await self._requests.update(weights, self._options.on_update if can_resume else "finish")
+        on_update = self._options.on_update if can_resume else "finish"
+        version = await self._requests.update(weights, on_update, push)
         self._follow_version()
         self._stats.add(Span("update", start, self._loop.time(), version=version))
         self._changed.set()

@@ -74,9 +74,8 @@ class Engine(Protocol):
         """Load new weights; requests that run may end with the finish "aborted".
 
         Args:
-            weights: The weights, in the form that the engine takes; a function without arguments that loads
-                them, called on a thread while nothing is sampled; or None, which keeps the weights and counts
-                an update.
+            weights: The weights, in the form that the engine takes; or None, which keeps the weights and
+                counts an update.
 
         Returns:
             The new policy version.
