@@ -45,6 +45,8 @@ SLOW = (
     "cli/test_servers.py",
     "collectors/test_random_schedules.py",
     "collectors/test_admission.py",
+    "collectors/test_collector_exits.py",
+    "collectors/test_agent_collector.py",
     "collectors/test_capacity.py",
     "test_examples.py",
     "transforms/test_hazards.py",
