@@ -47,6 +47,8 @@ SLOW = (
     "collectors/test_admission.py",
     "collectors/test_collector_exits.py",
     "collectors/test_agent_collector.py",
+    "collectors/test_weight_updates.py",
+    "collectors/test_bad_input.py",
     "collectors/test_capacity.py",
     "test_examples.py",
     "transforms/test_hazards.py",

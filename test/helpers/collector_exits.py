@@ -11,6 +11,7 @@ import sys
 import threading
 
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
+
 from torchrl_agentic.dispatch import event_loop
 
 
@@ -138,12 +139,13 @@ def garbage():
 
 
 def forked():
-    """Fork while trajectories run; the child ends by itself, and the parent goes on."""
+    """Fork while trajectories run; the child cannot iterate, and the parent goes on."""
     collector = made()
     next(iter(collector))
     pid = os.fork()
     if not pid:
-        sys.exit(7)
+        collector.shutdown()
+        os._exit(7)
     print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     collector.shutdown()
     print("left", flush=True)

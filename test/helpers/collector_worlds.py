@@ -335,7 +335,7 @@ def check_nothing_left(collector, engine, tool, limiter=None):
 
 
 def check_rows(batches, tool, script, collector, *, size):
-    """Check that groups are whole, texts are those of the script, and each call ran once and has one result."""
+    """Check that groups are whole, texts are the script's, and each call ran once and has one result."""
     for batch in batches:
         counts = Counter(row["collector", "group"].item() for row in batch.unbind(0))
         assert all(1 <= count <= size for count in counts.values())
