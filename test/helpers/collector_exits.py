@@ -5,8 +5,10 @@ They print "ready" once a tool waits forever, and each session that a trajectory
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
+import signal
 import sys
 import threading
 
@@ -152,5 +154,7 @@ def forked():
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(50, exit=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     for program in sys.argv[1:]:
         globals()[program]()

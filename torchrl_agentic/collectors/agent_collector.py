@@ -235,7 +235,8 @@ class AgentCollector(BaseCollector):
         self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
         self._admission = Admission(groups_per_batch, max_staleness, engine.version)
         self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
-        self._engine_retries, self._on_update = engine_retries, on_update
+        self._engine_retries = engine_retries
+        self._on_update: OnUpdate = on_update
         threads = WorkerThreads(REWARD_THREADS)  # of their own: rewards that hang must not stop the tools
         self._options = LoopOptions(
             group_size,

@@ -307,6 +307,8 @@ def _list_of(values: Any, kind: type, name: str) -> list[Any]:
     """Return values as a list; raise WrongAnswer if they are not of one kind."""
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if not isinstance(values, Sequence) or not all(issubclass(one, kind) for one in set(map(type, values))):
+    if not isinstance(values, Sequence) or not all(
+        issubclass(one, kind) for one in set(map(type, cast("Sequence[object]", values)))
+    ):
         raise WrongAnswer(f"the engine returned {values!r:.80} instead of a list of {name}")
     return list(cast("Sequence[Any]", values))
