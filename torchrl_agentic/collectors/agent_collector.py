@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import inspect
 import itertools
@@ -203,6 +204,22 @@ class AgentCollector(BaseCollector):
             raise TypeError(f"tasks is an iterable of tasks or rows; got {type(tasks).__name__}")
         if reward is not None and not callable(reward):
             raise TypeError(f"reward is a function of a Trajectory; got {type(reward).__name__}")
+        if not isinstance(cast("object", tokenizer_options), Mapping | None):
+            raise TypeError(f"tokenizer_options is a mapping; got {type(tokenizer_options).__name__}")
+        if weight_updater is not None and not callable(getattr(weight_updater, "push_weights", None)):
+            raise TypeError(f"weight_updater has a method push_weights; got {type(weight_updater).__name__}")
+        if post_collect_hook is not None and not callable(post_collect_hook):
+            raise TypeError(
+                f"post_collect_hook is a function of a batch; got {type(post_collect_hook).__name__}"
+            )
+        if not isinstance(cast("object", speculate), bool):
+            raise TypeError(f"speculate is True or False; got {speculate!r}")
+        if not isinstance(cast("object", timeline), str | Path | Recorder | TimelineWriter | None):
+            raise TypeError(f"timeline is a folder or a Recorder; got {type(timeline).__name__}")
+        if max_in_flight != "auto":
+            if isinstance(max_in_flight, str):
+                raise ValueError(f"max_in_flight is a number or 'auto'; got {max_in_flight!r}")
+            check_count("max_in_flight", max_in_flight, optional=False)
         options = {**(tokenizer_options or {})}
         if max_trajectory_tokens is not None:
             options["max_trajectory_tokens"] = max_trajectory_tokens
@@ -261,14 +278,22 @@ class AgentCollector(BaseCollector):
     def _start(self) -> _Running:
         """Create the loop of this collector on the running event loop, unless there is one already."""
         running, loop = self._running, asyncio.get_running_loop()
-        if running is not None and running.pid == os.getpid():
-            if running.loop is not loop and not running.loop.is_closed():
-                raise RuntimeError(
+        if running is not None:
+            if running.pid != os.getpid():
+                raise _NotHere(
+                    "this collector began in another process: create an AgentCollector in this one"
+                )
+            if running.loop.is_closed():
+                raise _NotHere(
+                    "the event loop of this collector has ended, and its trajectories with it: create a new "
+                    "AgentCollector; load_state_dict skips the tasks that have left"
+                )
+            if running.loop is not loop:
+                raise _NotHere(
                     "this collector runs on another event loop: iterate either with `for` or with `async "
                     "for`, on one loop"
                 )
-            if running.loop is loop:
-                return running
+            return running
         stats = CollectorStats(
             loop.time,
             groups_per_batch=self._groups_per_batch,
@@ -310,6 +335,9 @@ class AgentCollector(BaseCollector):
     async def _next(self) -> list[Group] | None:
         return await self._start().rollouts.next_batch()
 
+    def __iter__(self) -> Iterator[LazyStackedTensorDict]:
+        return self.iterator()
+
     def iterator(self) -> Iterator[LazyStackedTensorDict]:
         """Iterate over the batches, from any thread.
 
@@ -318,25 +346,30 @@ class AgentCollector(BaseCollector):
         Raises:
             CollectorError: If a failure ended the collector, or the tasks raise.
         """
-        for groups in self._groups():
-            yield self._batch(groups)
+        self._check_tokens()
+        return self._each(self._batch)
 
     def trajectories(self) -> Iterator[list[Trajectory]]:
         """Iterate over the batches as lists of `Trajectory`, for evaluations; from any thread."""
-        for groups in self._groups():
-            yield [trajectory for group in groups for trajectory in group.done]
+        return self._each(lambda groups: [trajectory for group in groups for trajectory in group.done])
 
-    def _groups(self) -> Iterator[list[Group]]:
-        try:
-            while (groups := event_loop.run(self._next())) is not None:
-                yield groups
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self.shutdown()
-            raise
+    def _each(self, read: Callable[[list[Group]], T]) -> Iterator[T]:
+        while True:
+            try:
+                groups = event_loop.run(self._next())
+                found = None if groups is None else read(groups)
+            except _NotHere:
+                raise
+            except BaseException:
+                self.shutdown()
+                raise
+            if found is None:
+                return
+            yield found
 
     async def __aiter__(self) -> AsyncIterator[LazyStackedTensorDict]:
+        self._check_tokens()
+        self._start()
         try:
             while (groups := await self._next()) is not None:
                 yield self._batch(groups)
@@ -346,13 +379,20 @@ class AgentCollector(BaseCollector):
             await self.aclose()
             raise
 
-    def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
+    def _check_tokens(self) -> None:
+        """Raise TypeError if there will be no tokens to make batches of."""
         encoder = self._agent.encoder
         if encoder is None or encoder.use_inference_chat_template:
             raise TypeError(
                 "these trajectories have no tokens to train on, since the engine takes messages, or each "
                 "prompt is rendered anew: use collector.trajectories(), rollout() or evaluate()"
             )
+
+    def __len__(self) -> int:
+        """Raise TypeError: nobody knows the number of batches, since groups may be dropped."""
+        raise TypeError("an AgentCollector has no length; groups of trajectories may be dropped")
+
+    def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
         batch = collector_batch([(group.number, group.done) for group in groups])
         self._iter += 1
         self._frames += sum(trajectory.n_sampled for group in groups for trajectory in group.done)
@@ -382,7 +422,7 @@ class AgentCollector(BaseCollector):
         self._in_loop(self.update_weights(given))
 
     async def update_weights(self, weights: Any = None) -> int:
-        """Load weights into the engine, on the event loop of the collector.
+        """Load weights into the engine; from any event loop.
 
         Args:
             weights: As `update_policy_weights_` takes them.
@@ -390,11 +430,22 @@ class AgentCollector(BaseCollector):
         Returns:
             The new policy version.
         """
-        running = self._start() if self._running is None else self._running
-        updater = self._weight_updater
-        if updater is None:
-            return await running.rollouts.update(named_weights(weights))
-        return await running.rollouts.update(None, lambda: updater.push_weights(weights))
+        updater, running = self._weight_updater, self._running
+        push = None if updater is None else lambda: updater.push_weights(weights)
+        given = named_weights(weights) if push is None else None
+        if running is not None:
+            return await self._on_its_loop(running.rollouts.update(given, push))
+        # Before the first batch, nothing runs, and either kind of iteration may follow.
+        if push is not None:
+            await asyncio.to_thread(push)
+        return await self.engine.update(given)
+
+    async def _on_its_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine that belongs to the event loop of the collector."""
+        running = self._running
+        if running is None or running.loop is asyncio.get_running_loop() or running.loop.is_closed():
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, running.loop))
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop of the collector, from another thread, and wait."""
@@ -410,7 +461,14 @@ class AgentCollector(BaseCollector):
                 )
         if not running.loop.is_running():
             return running.loop.run_until_complete(coroutine)
-        return asyncio.run_coroutine_threadsafe(coroutine, running.loop).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, running.loop)
+        while not running.loop.is_closed():
+            done, _ = concurrent.futures.wait((future,), timeout=event_loop.SIGNAL_CHECK_S)
+            if done and not future.cancelled():
+                return future.result()
+            if done:
+                break
+        raise _NotHere("the event loop of this collector ended meanwhile, and its trajectories with it")
 
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
@@ -425,12 +483,14 @@ class AgentCollector(BaseCollector):
         del timeout, close_env, raise_on_error
         running = self._running
         if running is not None and running.pid == os.getpid() and not running.loop.is_closed():
-            self._in_loop(running.rollouts.close())
+            with contextlib.suppress(_NotHere):
+                self._in_loop(running.rollouts.close())
 
     async def aclose(self) -> None:
-        """Shut down from the event loop that `async for` runs on."""
-        if self._running is not None:
-            await self._running.rollouts.close()
+        """Shut down like `shutdown`, from any event loop."""
+        running = self._running
+        if running is not None and running.pid == os.getpid() and not running.loop.is_closed():
+            await self._on_its_loop(running.rollouts.close())
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the sampling of the engine, if it can be seeded.
@@ -481,6 +541,10 @@ class AgentCollector(BaseCollector):
 
     def __repr__(self) -> str:
         return f"AgentCollector({self._agent.compose!r}, engine={type(self.engine).__name__})"
+
+
+class _NotHere(RuntimeError):
+    """The collector runs on another event loop or in another process, or did until that ended."""
 
 
 class _OnItsLoop(Exception):

@@ -73,7 +73,9 @@ class _Owner:
                     await self._finish(live)
         except BaseException as error:
             if self.ready.done():
-                logger.exception("closing tool %s failed (trajectory %s)", self.name, self.trajectory)
+                # `close` tells of its own cancellation; another comes from an event loop that ends.
+                if not isinstance(error, asyncio.CancelledError):
+                    logger.exception("closing tool %s failed (trajectory %s)", self.name, self.trajectory)
             else:
                 self.ready.set_exception(error)
                 self.ready.exception()  # retrieved, so that asyncio does not report it as never retrieved

@@ -1,0 +1,160 @@
+"""Programs that end while a collector runs; `test_collector_exits.py` starts them by their names.
+
+They print "ready" once a tool waits forever, and each session that a trajectory opens and closes.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+
+from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
+
+from torchrl_agentic.dispatch import event_loop
+
+
+class Told(CountedTool):
+    """Prints what is opened and closed."""
+
+    @contextlib.asynccontextmanager
+    async def session(self, trajectory):
+        async with super().session(trajectory) as live:
+            print("open", flush=True)
+            pid = os.getpid()
+            try:
+                yield live
+            finally:
+                if os.getpid() == pid:  # a fork finalizes its copy of this generator
+                    print("closed", flush=True)
+
+
+async def act(key):
+    """Wait forever in groups but the first."""
+    if not key.startswith("t0/"):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+def made(**more):
+    """Return a collector whose second batch never comes."""
+    return collector_of(WildEngine(looks(1)), tools=[Told(act)], tasks=None, max_in_flight=4, **more)
+
+
+def interrupted():
+    """Be interrupted while waiting for the second batch, without `with`."""
+    try:
+        for _ in made():
+            print("batch", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    while event_loop.run(_count()):
+        threading.Event().wait(0.01)
+
+
+async def _count():
+    return len(asyncio.all_tasks()) - 1
+
+
+def interrupted_in_the_body():
+    """Be interrupted in the body of the loop."""
+    try:
+        with made() as collector:
+            for _ in collector:
+                print("batch", flush=True)
+                threading.Event().wait()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+
+
+def interrupted_async():
+    """Be interrupted in `asyncio.run`."""
+
+    async def main():
+        async for _ in made():
+            print("batch", flush=True)
+
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+
+
+def leaves():
+    """End the program without a shutdown."""
+    collector = made()
+    next(iter(collector))
+    print("left", flush=True)
+
+
+def leaves_async():
+    """End `asyncio.run` while `async for` is suspended, without a shutdown."""
+
+    async def main():
+        async for _ in made():
+            break
+
+    asyncio.run(main())
+    print("left", flush=True)
+
+
+def ends_meanwhile():
+    """End `asyncio.run` while another thread waits for an update and a shutdown."""
+    errors = []
+
+    async def main():
+        collector = made()
+        async for _ in collector:
+            break
+
+        def work():
+            for _ in range(1000):
+                try:
+                    collector.update_policy_weights_()
+                except RuntimeError as error:
+                    errors.append(error)
+                    break
+            collector.shutdown()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        await asyncio.sleep(0.01)
+        return thread
+
+    thread = asyncio.run(main())
+    thread.join(20)
+    print("left" if not thread.is_alive() else "hangs", flush=True)
+
+
+def garbage():
+    """Drop a collector and wait for the end of its trajectories."""
+    collector = made()
+    next(iter(collector))
+    del collector
+    gc.collect()
+    while event_loop.run(_count()):
+        threading.Event().wait(0.01)
+    print("left", flush=True)
+
+
+def forked():
+    """Fork while trajectories run; the child cannot iterate, and the parent goes on."""
+    collector = made()
+    next(iter(collector))
+    pid = os.fork()
+    if not pid:
+        collector.shutdown()
+        os._exit(7)
+    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    collector.shutdown()
+    print("left", flush=True)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(50, exit=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    for program in sys.argv[1:]:
+        globals()[program]()
