@@ -26,6 +26,7 @@ SLOW = (
     "engines/test_vllm_engine.py",
     "engines/test_vllm_actors.py",
     "engines/test_vllm_server.py",
+    "collectors/test_collector_vllm.py",
     "engines/test_http_engine.py",
     "repl",
     "tools/mcp",

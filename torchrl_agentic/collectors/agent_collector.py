@@ -122,8 +122,9 @@ class AgentCollector(BaseCollector):
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
             engine.
-        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
-            Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms, or
+            None if it cannot tell. Sync ones run on a thread; async ones are awaited. Other trajectories go
+            on meanwhile.
         trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
@@ -341,10 +342,11 @@ class AgentCollector(BaseCollector):
             raise
 
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
-        if self._agent.encoder is None:
+        encoder = self._agent.encoder
+        if encoder is None or encoder.use_inference_chat_template:
             raise TypeError(
-                f"{type(self.engine).__name__} takes messages, so that its trajectories have no tokens to "
-                "train on: iterate over collector.trajectories(), or use rollout() or evaluate()"
+                "these trajectories have no tokens to train on, since the engine takes messages, or each "
+                "prompt is rendered anew: use collector.trajectories(), rollout() or evaluate()"
             )
         batch = collector_batch([(group.number, group.done) for group in groups])
         self._iter += 1
@@ -513,7 +515,7 @@ def _awaited(
 ) -> Reward:
     """Return a reward function as a coroutine function; a sync one runs on a thread."""
 
-    async def call(trajectory: Trajectory) -> float:
+    async def call(trajectory: Trajectory) -> float | None:
         if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
             return await reward(trajectory)
         found = await in_thread(lambda: reward(trajectory))

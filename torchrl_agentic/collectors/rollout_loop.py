@@ -21,6 +21,7 @@ from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
+from torchrl_agentic.tools.base import Threads
 
 logger = logging.getLogger(__name__)
 _END = object()
@@ -224,41 +225,34 @@ class RolloutLoop:
 
     async def _begin_groups(self) -> None:
         """Begin groups as admission and capacity allow, until the tasks end."""
-        number = -1
+        start = self._loop.time()
         try:
-            async for row in self._rows():
-                number += 1
-                if number in self._done_tasks:
-                    continue
+            async for number, row in self._rows():
                 task = Task.of(row, number)
-                start = self._loop.time()
-                await self._until(self._may_begin)
                 self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
                 self._follow_version()
                 group = Group(self._admission.begin(), task, number)
                 self._groups[group.number] = group
                 self._waiting.extend((group, index) for index in range(self._options.group_size))
                 self._changed.set()
+                start = self._loop.time()
             self._admission.end()
             self._changed.set()
         except Exception as error:
             self._fail(error)
 
-    async def _rows(self) -> AsyncIterator[Any]:
-        """Yield the tasks; an iterator that may block is asked on a thread."""
-        tasks = self._tasks
-        if isinstance(tasks, AsyncIterable):
-            async for item in tasks:
-                yield item
-            return
-        rows = iter(tasks)
-        if isinstance(tasks, list | tuple):
-            for item in rows:
-                yield item
-            return
-        threads = self._agent.dispatcher.threads
-        while (item := await threads.run(lambda: next(rows, _END))) is not _END:
-            yield item
+    async def _rows(self) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the number and the row of each task, each read once a group may begin."""
+        rows = _each(self._tasks, self._agent.dispatcher.threads)
+        number = -1
+        while True:
+            await self._until(self._may_begin)
+            item = await anext(rows, _END)
+            if item is _END:
+                return
+            number += 1
+            if number not in self._done_tasks:
+                yield number, item
 
     def _may_begin(self) -> bool:
         return (
@@ -403,3 +397,17 @@ class _Observer:
             self._slot.answered()
             self._notify()  # another trajectory may ask the engine now
         self._stats.add(span)
+
+
+async def _each(tasks: Iterable[Any] | AsyncIterable[Any], threads: Threads) -> AsyncIterator[Any]:
+    """Yield the items of an iterable; an iterator that may block is asked on a thread."""
+    if isinstance(tasks, AsyncIterable):
+        async for item in tasks:
+            yield item
+    elif isinstance(tasks, list | tuple):
+        for item in tasks:
+            yield item
+    else:
+        rows = iter(tasks)
+        while (item := await threads.run(lambda: next(rows, _END))) is not _END:
+            yield item

@@ -28,8 +28,8 @@ class Speaker(Protocol):
     n_sampled: int
     finish: str
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message:
-        """Return the next message of the model."""
+    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
+        """Return the next message of the model; None if it says no more."""
         ...
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
@@ -141,8 +141,8 @@ class TokenSpeaker:
 
     @property
     def ledger(self) -> TokenLedger | None:
-        """The tokens of the trajectory."""
-        return self._writer.ledger
+        """The tokens of the trajectory; None if each prompt is rendered anew, which keeps no earlier ids."""
+        return None if self._encoder.use_inference_chat_template else self._writer.ledger
 
     def token_drift(self) -> int:
         """Return how many ids differ from those of the whole conversation, encoded at once."""
@@ -181,20 +181,20 @@ class MessageSpeaker:
         self._tools = [tool.spec() for tool in shown]
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message:
+    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
         """Ask for the next message.
 
         Args:
             on_ids: Not called, since there are no ids.
         """
         del on_ids
-        message: Message = await self._requests.chat(
+        message: Message | None = await self._requests.chat(
             lambda engine: engine.chat(
                 self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
             ),
             self._key,
         )
-        self.finish = "stop" if message.is_complete else "length"
+        self.finish = "stop" if message is None or message.is_complete else "length"
         return message
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

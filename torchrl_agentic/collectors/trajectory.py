@@ -28,7 +28,7 @@ from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
 
-Reward = Callable[[Trajectory], Awaitable[float]]
+Reward = Callable[[Trajectory], Awaitable[float | None]]
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
 
@@ -103,6 +103,7 @@ class TrajectoryRun:
         self._spans: list[Span] = []
         self._reason, self._terminated, self._truncated = "", False, False
         self._tool_reward = 0.0
+        self._has_score = bool(agent.tool_rewards or agent.answer_rewards)
         self._user: Session | None = None
         self._user_name, self._n_replies, self._user_total, self._user_score = "", 0, 0.0, 0.0
 
@@ -167,7 +168,10 @@ class TrajectoryRun:
         try:
             message = await speaker.answer(None if early is None else early.feed)
             self._span("engine", start, tokens=speaker.n_sampled, status=speaker.finish)
-            await self._finish_turn(speaker, message, early)
+            if message is None:
+                self._end("max_turns", truncated=True)
+            else:
+                await self._finish_turn(speaker, message, early)
         finally:
             if early is not None:
                 await asyncio.shield(early.close())
@@ -409,7 +413,8 @@ class TrajectoryRun:
             start = self._doing("reward")
             try:
                 value: Any = await self._reward(trajectory)
-                added += float(value)
+                self._has_score = self._has_score or value is not None
+                added += 0.0 if value is None else float(value)
             except (asyncio.CancelledError, InfrastructureError):
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
@@ -433,12 +438,12 @@ class TrajectoryRun:
         agent, record = self._agent, self._agent.record
         if agent.hook is None or not self._turns:
             return
-        if record is not None or self._reward is not None:
+        if self._has_score:
             of_turns = sum(one.calls * self._tool_reward for one in agent.tool_rewards)
             last = sum(result.reward or 0.0 for result in self._turns[-1].outcome.results)
             of_last = sum(one.calls * last for one in agent.tool_rewards)
             self._recording.add_reward(of_last + trajectory.reward - of_turns)
-            self._recording.annotate(gts=agent.truth(self._task))
+        self._recording.annotate(gts=agent.truth(self._task))
         if record is not None:
             extras = {name: lookup(self._task.data, key) for name, key in record.extras.items()}
             tokens = self._token_record(trajectory) if record.tokens else None
