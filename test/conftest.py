@@ -44,6 +44,7 @@ SLOW = (
     "tools/http/test_body.py",
     "tools/http/test_page.py",
     "cli/test_servers.py",
+    "collectors/test_random_schedules.py",
     "collectors/test_admission.py",
     "collectors/test_capacity.py",
     "collectors/test_context_length.py",

@@ -45,6 +45,7 @@ from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.trajectory import Reward
 from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import Recorder
@@ -57,6 +58,8 @@ with warnings.catch_warnings():
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
+REWARD_THREADS = 64
+"""Number of sync reward functions that run at once."""
 
 
 @dataclass(slots=True)
@@ -218,11 +221,11 @@ class AgentCollector(BaseCollector):
         self._max_replacements = max_replacements
         self._new_state()  # raises for wrong arguments
         self._engine_retries = engine_retries
-        threads = self._agent.dispatcher.threads
+        self._on_update: OnUpdate = on_update
+        threads = WorkerThreads(REWARD_THREADS)  # of their own: rewards that hang must not stop the tools
         self._options = LoopOptions(
             group_size,
             max_new_tokens,
-            on_update,
             trajectory_timeout,
             quorum,
             None if reward is None else _awaited(reward, threads.run),
@@ -279,6 +282,8 @@ class AgentCollector(BaseCollector):
             stop_ids=() if encoder is None else encoder.stop_token_ids,
             vocabulary=None if encoder is None else len(encoder.tokenizer),
             retries=self._engine_retries,
+            on_update=self._on_update,
+            is_pushed=self._weight_updater is not None,
             stats=stats,
         )
         admission, capacity, failures = self._new_state()

@@ -6,9 +6,10 @@ It lives on one event loop. `Admission` and `Capacity` decide what may begin and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +17,17 @@ from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
-from torchrl_agentic.collectors.requests import OnUpdate, Requests
+from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
-from torchrl_agentic.tools.base import Threads
+from torchrl_agentic.dispatch.threads import WorkerThreads
 
 logger = logging.getLogger(__name__)
-_END = object()
+
+CLOSE_LIMIT_S = 30.0
+"""Seconds that cancelled trajectories may take to end, longer than tools may take to close."""
 
 
 class CollectorError(RuntimeError):
@@ -37,7 +40,6 @@ class LoopOptions:
 
     group_size: int = 1
     max_new_tokens: int = 1024
-    on_update: OnUpdate = "resume"
     trajectory_timeout: float | None = None
     quorum: int | None = None
     reward: Reward | None = None
@@ -55,7 +57,7 @@ class Group:
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by index.
         attempts: Number of trajectories that failed and were replaced.
-        is_whole: Whether it needs no more trajectories.
+        is_whole: Whether it waits for its batch or has left; further trajectories do not count.
     """
 
     number: int
@@ -109,6 +111,10 @@ class RolloutLoop:
         self._groups: dict[int, Group] = {}
         self._waiting: deque[tuple[Group, int]] = deque()
         self._own_tasks: list[asyncio.Task[None]] = []
+        self._trajectories: set[asyncio.Task[None]] = set()
+        self._reader = WorkerThreads(1)
+        self._last_failure: BaseException | None = None
+        self._has_whole_groups = False
         self._error: BaseException | None = None
         self._taking = asyncio.Lock()
         self._is_closed = False
@@ -143,6 +149,8 @@ class RolloutLoop:
                 self._leave(groups)
             finally:
                 self._stats.wait_ended()
+            if self._error is None and not groups and not self._is_closed and not self._has_whole_groups:
+                self._error = self._last_failure  # every group was dropped
             if self._error is not None:
                 raise CollectorError(f"the collector ended: {self._error}") from self._error
             return groups or None
@@ -184,9 +192,7 @@ class RolloutLoop:
             The new policy version.
         """
         start = self._loop.time()
-        can_resume = getattr(self._requests.engine, "can_resume", True)
-        on_update = self._options.on_update if can_resume else "finish"
-        version = await self._requests.update(weights, on_update, push)
+        version = await self._requests.update(weights, push)
         self._follow_version()
         self._stats.add(Span("update", start, self._loop.time(), version=version))
         self._changed.set()
@@ -196,14 +202,17 @@ class RolloutLoop:
         """Cancel all trajectories, and close what they hold open; may be called again."""
         self._is_closed = True
         self._changed.set()
-        running = [task for group in self._groups.values() for task in group.running.values()]
-        running += self._own_tasks
+        running = {*self._trajectories, *self._own_tasks}
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            _, late = await asyncio.wait(running, timeout=CLOSE_LIMIT_S)
+            if late:
+                logger.error("%d trajectories do not end although they were cancelled", len(late))
         self._groups.clear()
         self._waiting.clear()
         await self._agent.close()
+        self._reader.close()
         self._stats.stop()
 
     def _follow_version(self) -> None:
@@ -225,34 +234,50 @@ class RolloutLoop:
 
     async def _begin_groups(self) -> None:
         """Begin groups as admission and capacity allow, until the tasks end."""
-        start = self._loop.time()
         try:
-            async for number, row in self._rows():
-                task = Task.of(row, number)
-                self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
-                self._follow_version()
-                group = Group(self._admission.begin(), task, number)
-                self._groups[group.number] = group
-                self._waiting.extend((group, index) for index in range(self._options.group_size))
-                self._changed.set()
-                start = self._loop.time()
+            async with contextlib.aclosing(_each(self._tasks, self._reader)) as rows:
+                number = -1
+                while True:
+                    start = self._loop.time()
+                    await self._until(self._may_begin)
+                    if (row := await anext(rows, _END)) is _END:
+                        break
+                    number += 1
+                    if number not in self._done_tasks:
+                        self._begin_group(number, row, start)
             self._admission.end()
             self._changed.set()
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if is_cancelling():
+                raise
+            self._fail(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._fail(error)
 
-    async def _rows(self) -> AsyncIterator[tuple[int, Any]]:
-        """Yield the number and the row of each task, each read once a group may begin."""
-        rows = _each(self._tasks, self._agent.dispatcher.threads)
-        number = -1
-        while True:
-            await self._until(self._may_begin)
-            item = await anext(rows, _END)
-            if item is _END:
-                return
-            number += 1
-            if number not in self._done_tasks:
-                yield number, item
+    def _begin_group(self, number: int, row: Any, start: float) -> None:
+        """Begin the group of a task; drop a task that cannot be read."""
+        try:
+            task = Task.of(row, number)
+        except (TypeError, ValueError) as error:
+            self._refuse(number, error)
+            return
+        self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
+        self._follow_version()
+        group = Group(self._admission.begin(), task, number)
+        self._groups[group.number] = group
+        self._waiting.extend((group, index) for index in range(self._options.group_size))
+        self._changed.set()
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Drop a task that cannot be read, or end the collector."""
+        self._stats.failure("task")
+        self._last_failure = error
+        verdict = self._failures.fail(-1, 0, "task")
+        self._done_tasks.add(number)
+        if verdict.action == "raise":
+            raise error
+        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
+        self._stats.count("dropped")
 
     def _may_begin(self) -> bool:
         return (
@@ -268,7 +293,13 @@ class RolloutLoop:
             await self._until(lambda: bool(self._waiting) and self._capacity.free > 0)
             group, index = self._waiting.popleft()
             if self._groups.get(group.number) is group:
-                group.running[index] = self._loop.create_task(self._run(group, index, self._capacity.enter()))
+                slot = self._capacity.enter()
+                task = self._loop.create_task(self._run(group, index, slot))
+                group.running[index] = task
+                self._trajectories.add(task)
+                task.add_done_callback(self._trajectories.discard)
+                # A task that is cancelled before its first step never runs its own cleanup.
+                task.add_done_callback(lambda _, slot=slot: slot.leave())
             self._changed.set()
             await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
 
@@ -292,9 +323,15 @@ class RolloutLoop:
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
                 trajectory = await run.run()
-            reason, is_kept = trajectory.reason, True
-            group.done.append(trajectory)
-        except Exception as error:
+            if self._is_open(group):
+                reason, is_kept = trajectory.reason, True
+                group.done.append(trajectory)
+        except asyncio.CancelledError as error:
+            if is_cancelling():
+                raise
+            failure = failure_kind(error, run.phase), error
+            reason = failure[0]
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             failure = failure_kind(error, run.phase), error
             reason = failure[0]
         finally:
@@ -304,7 +341,7 @@ class RolloutLoop:
                 reason = CANCELLED if group.is_whole else "abandoned"
             self._stats.trajectory_ended(name, reason, is_kept=is_kept)
             self._changed.set()
-        if self._groups.get(group.number) is not group:
+        if not self._is_open(group):
             return
         if failure is not None:
             self._handle_failure(group, index, name, *failure)
@@ -313,9 +350,13 @@ class RolloutLoop:
         if len(group.done) >= (self._options.quorum or self._options.group_size):
             self._complete(group)
 
+    def _is_open(self, group: Group) -> bool:
+        """Return True if a group still takes trajectories."""
+        return self._groups.get(group.number) is group and not group.is_whole
+
     def _complete(self, group: Group) -> None:
         """Mark a group as whole; with a quorum, cancel those that are not needed."""
-        group.is_whole = True
+        group.is_whole = self._has_whole_groups = True
         for task in list(group.running.values()):
             task.cancel()
         self._forget_waiting(group)
@@ -324,10 +365,11 @@ class RolloutLoop:
         self._admission.finish(group.number)
 
     def _handle_failure(
-        self, group: Group, index: int, name: str, kind: FailureKind, error: Exception
+        self, group: Group, index: int, name: str, kind: FailureKind, error: BaseException
     ) -> None:
         """Replace a failed trajectory, drop its group, or end the collector."""
         self._stats.failure(kind)
+        self._last_failure = error
         verdict = self._failures.fail(group.number, index, kind)
         if verdict.action == "raise":
             self._fail(error)
@@ -399,15 +441,18 @@ class _Observer:
         self._stats.add(span)
 
 
-async def _each(tasks: Iterable[Any] | AsyncIterable[Any], threads: Threads) -> AsyncIterator[Any]:
-    """Yield the items of an iterable; an iterator that may block is asked on a thread."""
+async def _each(tasks: Iterable[Any] | AsyncIterable[Any], threads: WorkerThreads) -> AsyncGenerator[Any]:
+    """Yield the items of a sync or async iterable; one that may block is read on a thread."""
     if isinstance(tasks, AsyncIterable):
         async for item in tasks:
             yield item
-    elif isinstance(tasks, list | tuple):
+    elif isinstance(tasks, Sequence):
         for item in tasks:
             yield item
     else:
-        rows = iter(tasks)
-        while (item := await threads.run(lambda: next(rows, _END))) is not _END:
+        iterator = await threads.run(lambda: iter(tasks))
+        while (item := await threads.run(lambda: next(iterator, _END))) is not _END:
             yield item
+
+
+_END: Any = object()

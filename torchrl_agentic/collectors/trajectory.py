@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -11,7 +12,7 @@ from tensordict import TensorDict
 
 from torchrl_agentic.collectors.agent import Agent, lookup
 from torchrl_agentic.collectors.early_calls import EarlyCalls
-from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from torchrl_agentic.collectors.task import Task, Trajectory
@@ -23,6 +24,7 @@ from torchrl_agentic.interactions.user_tool import final_score, reply, set_argum
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.records import Recording, TokenRecord
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
 from torchrl_agentic.transforms.history import without_eos
@@ -122,7 +124,7 @@ class TrajectoryRun:
                 while not self._is_over:
                     await self._turn(speaker)
             finally:
-                await asyncio.shield(self._close())
+                await run_to_completion(self._close(), always_wait=True)
             self.phase = "reward"
             trajectory = await self._rewarded(self._finished(speaker))
         except BaseException:
@@ -174,7 +176,7 @@ class TrajectoryRun:
                 await self._finish_turn(speaker, message, early)
         finally:
             if early is not None:
-                await asyncio.shield(early.close())
+                await run_to_completion(early.close(), always_wait=True)
 
     def _early_calls(self) -> EarlyCalls | None:
         agent = self._agent
@@ -414,14 +416,20 @@ class TrajectoryRun:
             try:
                 value: Any = await self._reward(trajectory)
                 self._has_score = self._has_score or value is not None
+                if isinstance(value, str):
+                    raise TypeError(f"a reward is a number; got {value!r:.80}")
                 added += 0.0 if value is None else float(value)
-            except (asyncio.CancelledError, InfrastructureError):
+            except InfrastructureError:
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
+                if isinstance(error, GeneratorExit) or is_cancelling():
+                    raise
                 raise RewardError(f"the reward of {self.name}: {type(error).__name__}: {error}") from error
             self._span("reward", start)
-        spans = tuple(self._spans)
-        return replace(trajectory, reward=trajectory.reward + added, spans=spans)
+        reward = trajectory.reward + added
+        if not math.isfinite(reward):  # it would spoil the advantages of its whole group
+            raise RewardError(f"the reward of {self.name} is {reward}; it must be finite")
+        return replace(trajectory, reward=reward, spans=tuple(self._spans))
 
     def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:
         said = (message.text for message in reversed(trajectory.messages) if message.role == "assistant")
