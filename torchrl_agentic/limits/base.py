@@ -461,7 +461,7 @@ def make_breaker(break_after: int | None, break_seconds: float) -> CircuitBreake
     return CircuitBreaker(int(break_after), break_seconds)
 
 
-def _circuit_open(refusal: str) -> CircuitOpen:
+def _circuit_open(retry_after: float) -> CircuitOpen:
     from torchrl_agentic.limits.circuit_breaker import CircuitOpen
 
-    return CircuitOpen(refusal)
+    return CircuitOpen(retry_after)
