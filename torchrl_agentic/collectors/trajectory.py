@@ -271,7 +271,8 @@ class TrajectoryRun:
             self._end("max_trajectory_tokens", truncated=True)
         elif self._agent.when_no_calls and not has_calls:
             self._end("no_calls", terminated=True)
-        if self._session.turn >= self._agent.max_turns:
+        bounds = (self._agent.max_turns, self._task.max_turns)
+        if self._session.turn >= min(bound for bound in bounds if bound is not None):
             self._end("max_turns", truncated=True)
 
     def _end(self, reason: str, *, terminated: bool = False, truncated: bool = False) -> None:

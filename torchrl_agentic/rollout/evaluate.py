@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from tensordict import TensorDictBase
-from torchrl.envs import Compose, Transform, TransformedEnv
-from torchrl.envs.llm import ChatEnv
+import torch
+from torchrl.envs import Compose
 
-from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.lock_step import LockStep
+from torchrl_agentic.engines.transformers_engine import TransformersEngine
+from torchrl_agentic.engines.vllm_engine import VLLMEngine
+from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import Message
+from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
-from torchrl_agentic.records import Recorders, Recording, TrajectoryHook, as_hook
-from torchrl_agentic.rollout.generate import Trajectory, rollout
+from torchrl_agentic.records import Recorders, Recording, as_hook
+from torchrl_agentic.rollout.generate import in_order
 from torchrl_agentic.rollout.policies import Mode, agent_policy
+from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.tools.verl.graders import numbers
-from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose, TurnTokenizer
-from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose
+from torchrl_agentic.transforms.conversation import StoredMessage
 
 
 def answer_reward(text: str, answer: str) -> float:
@@ -42,7 +48,7 @@ def answer_reward(text: str, answer: str) -> float:
     return float(answer.strip().casefold() in text.casefold())
 
 
-Engine = Literal["transformers", "vllm"]
+EngineName = Literal["transformers", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Completion:
         return answer_reward(self.trajectory.answer, self.sample.answer)
 
 
-def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
+def load_model(path: str, engine: EngineName = "transformers") -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Args:
@@ -100,10 +106,12 @@ def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
         model = cast("Any", AutoModelForCausalLM).from_pretrained(path, dtype="auto")
         return model.float().eval(), tokenizer
     try:
-        import vllm  # pyright: ignore[reportMissingImports]  only in .venv-vllm
+        from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise MissingExtra("engine: vllm", "vllm", "vllm") from None
-    return cast("Any", vllm).LLM(model=path, enforce_eager=True), tokenizer
+    args: Any = AsyncEngineArgs(model=path, enforce_eager=True)
+    return AsyncLLM.from_engine_args(args), tokenizer
 
 
 def evaluate(
@@ -127,35 +135,42 @@ def evaluate(
     tokenizer_options: Mapping[str, Any] | None = None,
     recorder: Recorders = None,
 ) -> Iterator[Completion]:
-    """Run a model on all samples, in batches, and yield the completions in the order of the samples.
+    """Run a model on all samples, and yield the completions in the order of the samples.
 
     A trajectory ends with a message without tool calls, or with a tool that stops it.
 
     Args:
         samples: The samples.
         tools: Tools that the model may call, as in `ToolCompose`.
-        model: A transformers model or a vLLM engine, as in `agent_policy`.
+        model: A transformers model; vLLM's `AsyncLLM` or `LLM`, or TorchRL's `AsyncVLLM`; or an `Engine` or
+            `ChatEngine`, which stays open.
         tokenizer: The tokenizer of the model.
         parser: Name of the format in which the model calls tools.
-        rows: Number of samples in a batch.
+        rows: Number of samples that run at the same time.
         max_turns: Upper bound on the model's messages in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
-        temperature: Sampling temperature; 0 takes the most likely token.
-        mode: "tokens" keeps the sampled ids with a `TurnTokenizer`; "history" renders the conversation anew
-            each turn.
-        tool_choice: Constraint on tool calls, as in `agent_policy`.
+        temperature: Sampling temperature; 0 takes the most likely token. An `Engine` has its own.
+        mode: "tokens" keeps the sampled ids; "history" renders the conversation anew each turn, and its
+            trajectories have no ledger.
+        tool_choice: Constraint on tool calls, as in `agent_policy`; only vLLM.
         toolsets: Toolsets whose tools the model may call too.
         rate_limits: Limiter of each tool, by name.
         per_call_timeout: Time limit of a tool call in seconds; None: no limit.
         per_turn_timeout: Time limit of all calls of a turn in seconds; None: no limit.
         max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
-        tokenizer_options: Further arguments of the `TurnTokenizer` of the mode "tokens".
+        tokenizer_options: Further arguments of `ChatEncoder` in the mode "tokens".
         recorder: Records trajectories, as in `ToolCompose`, with the names, expected answers and scores of
             the samples, and in the mode "tokens" with their tokens.
+
+    Raises:
+        ValueError: If `mode` is unknown, or a constraint on tool calls is not available.
+        TypeError: If the model is of another type.
     """
-    rows = min(rows, len(samples))
+    if mode not in ("tokens", "history"):
+        raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
+    check_count("rows", rows, optional=False)
     found_parser = get_parser(parser, tokenizer=tokenizer)
-    records = _SampleRecords(as_hook(recorder))
+    hook = as_hook(recorder)
     compose = ToolCompose(
         tools,
         found_parser,
@@ -163,77 +178,85 @@ def evaluate(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=records.hook and records,
+        recorder=None if hook is None else TaskRecords(hook, _finish_record),
     ).with_toolsets(toolsets)
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
-    if mode == "tokens":
-        shown = compose.tools if shows_tools else ()
-        transforms.append(TurnTokenizer(tokenizer, tools=shown, **(tokenizer_options or {})))
-    if recorder is not None:
-        transforms += [_ScoreTransform(records), RecordTransform(tokens=mode == "tokens")]
-    env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))
-    policy = agent_policy(
+    if hook is not None:
+        transforms.append(RecordTransform(tokens=mode == "tokens"))
+    options: dict[str, Any] = {} if shows_tools else {"tools": ()}
+    options |= (tokenizer_options or {}) if mode == "tokens" else {"use_inference_chat_template": True}
+    engine = _engine_of(
         model,
         tokenizer,
-        compose.tools if shows_tools or tool_choice else (),
-        mode=mode,
-        parser=found_parser,
         max_new_tokens=max_new_tokens,
+        max_concurrent=rows,
         temperature=temperature,
-        tool_choice=tool_choice,
+        constraint={"tool_choice": tool_choice, "parser": found_parser, "tools": compose.tools},
     )
-    try:
-        for batch in range(math.ceil(len(samples) / rows)):
-            some = samples[batch * rows : (batch + 1) * rows]
-            filled = [*some, *[some[-1]] * (rows - len(some))]
-            records.samples = some
-            chats = [list(sample.messages) for sample in filled]
+
+    def tasks() -> Iterator[Task]:
+        for sample in samples:
+            messages = sample.messages
             if not shows_tools:
-                chats = [_with_tools(chat, compose.tools, found_parser) for chat in chats]
-            found = rollout(env, policy, chats, max_turns=max_turns)
-            yield from map(Completion, some, found)
+                messages = _with_tools(messages, compose.tools, found_parser)
+            yield Task(sample.name, [*map(StoredMessage.of, messages)], sample.answer)
+
+    try:
+        found = in_order(
+            Compose(*transforms),
+            engine,
+            tokenizer,
+            tasks(),
+            max_in_flight=rows,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            tokenizer_options=options,
+        )
+        with contextlib.closing(found):
+            for sample, trajectory in zip(samples, found, strict=True):
+                yield Completion(sample, trajectory if mode == "tokens" else replace(trajectory, ledger=None))
     finally:
-        env.close()
+        if engine is not model:
+            event_loop.run(engine.close())
 
 
-class _SampleRecords(TrajectoryHook):
-    """Records trajectories under the names of their samples, but not rows that only fill the batch."""
+def _engine_of(
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int,
+    max_concurrent: int,
+    temperature: float,
+    constraint: Mapping[str, Any],
+) -> Engine | ChatEngine:
+    """Return an engine over a model, or the model if it is one."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    if kinds & {("vllm", "AsyncLLM"), ("torchrl", "AsyncVLLM")}:
+        return VLLMEngine(model, tokenizer=tokenizer, temperature=temperature, **constraint)
+    if ("vllm", "LLM") in kinds:  # which works on one batch at a time
+        policy = agent_policy(
+            model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, **constraint
+        )
+        return LockStep(policy, tokenizer, max_concurrent=max_concurrent)
+    if constraint["tool_choice"] is not None:
+        raise ValueError("structural tags need vLLM; other engines constrain answers by their own options")
+    if isinstance(model, Engine | ChatEngine):
+        return model
+    if callable(getattr(model, "generate", None)) and hasattr(model, "get_input_embeddings"):
+        seed = int(torch.randint(2**62, ()).item())  # so that torch.manual_seed makes runs repeat
+        return TransformersEngine(
+            model, tokenizer, temperature=temperature, max_concurrent=max_concurrent, seed=seed
+        )
+    raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed; got {type(model).__name__}")
 
-    def __init__(self, hook: TrajectoryHook | None) -> None:
-        self.hook = hook
-        self.samples: Sequence[Sample] = ()
-        self._open: dict[int, Recording] = {}
 
-    def begin(self, trajectory: str, row: int = 0) -> Recording:
-        """Begin a record that has the expected answer."""
-        if self.hook is None or row >= len(self.samples):
-            return Recording()
-        self._open[row] = self.hook.begin(self.samples[row].name, row)
-        self._open[row].annotate(gts=self.samples[row].answer)
-        return self._open[row]
-
-    def score(self, row: int, text: str) -> None:
-        """Record the score of the last message of a row, if the expected answer is known."""
-        recording = self._open.pop(row, None)
-        if recording is not None and (answer := self.samples[row].answer) is not None:
-            recording.annotate(score=answer_reward(text, answer))
-
-
-class _ScoreTransform(Transform):
-    """Records the scores of trajectories when they end."""
-
-    def __init__(self, records: _SampleRecords) -> None:
-        super().__init__()
-        self._records = records
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        conversations = border.prompts(next_tensordict)
-        done: list[bool] = cast("Any", next_tensordict).get("done").reshape(-1).tolist()
-        for row, is_done in enumerate(done):
-            if is_done:
-                self._records.score(row, conversations[row].messages[-1].read().text)
-        return next_tensordict
+def _finish_record(recording: Recording, last: Turn, answer: JSON, reason: str) -> None:
+    """End the record of a sample with its score, if the right answer is known."""
+    if answer is not None:
+        text = "" if last.outcome.results else last.message.text
+        recording.annotate(score=answer_reward(text, str(answer)))
+    recording.finish(reason)
 
 
 def _with_tools(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallParser) -> list[Message]:

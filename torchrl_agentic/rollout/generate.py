@@ -1,23 +1,22 @@
-"""Roll out a policy in a chat environment, one trajectory per row."""
+"""Run a model with tools on tasks, one trajectory per task."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from tensordict import TensorDict, TensorDictBase, lazy_stack
-from torchrl.envs import EnvBase
+from tensordict import TensorDictBase
 
-from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.collectors.agent_collector import AgentCollector
+from torchrl_agentic.collectors.rollout_loop import CollectorError
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.tokens import media
-from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.turn_tokenizer import TOKENS, read_ledger
 
 
 def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> list[list[Any]]:
@@ -44,107 +43,117 @@ def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> l
     return [[media.opened(part, kind) for part in media.parts_of(chat, kind)] for chat in chats]
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A finished conversation.
-
-    Attributes:
-        messages: All messages.
-        has_ended: The trajectory terminated, rather than being cut off after the last turn.
-        ledger: Its tokens, if the environment has a `TurnTokenizer`.
-    """
-
-    messages: tuple[Message, ...]
-    has_ended: bool
-    ledger: TokenLedger | None
-
-    @property
-    def answer(self) -> str:
-        """Return the text of the last message if it is the model's, else ""."""
-        last = self.messages[-1]
-        return last.text if last.role == "assistant" else ""
-
-
 def rollout(
-    env: EnvBase,
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    chats: Sequence[Sequence[Message]],
+    transforms: Any,
+    engine: Engine | ChatEngine,
+    tokenizer: Any,
+    tasks: Iterable[Any],
     *,
+    max_in_flight: int | Literal["auto"] = "auto",
     max_turns: int = 8,
+    max_new_tokens: int = 512,
+    max_trajectory_tokens: int | None = None,
+    reward: Callable[[Trajectory], Any] | None = None,
+    trajectory_timeout: float | None = None,
+    tokenizer_options: Mapping[str, Any] | None = None,
 ) -> list[Trajectory]:
-    """Run a policy in each row of a chat environment until all rows are done.
+    """Run one trajectory per task over an engine, with the loop of `AgentCollector`.
 
-    Rows that are done are not passed to the policy again.
+    Trajectories advance independently. For training while trajectories run, use `AgentCollector` itself.
 
     Args:
-        env: The environment.
-        policy: The policy, such as an `agent_policy`.
-        chats: First messages of each row, as many lists as the environment has rows.
-        max_turns: Number of turns after which unfinished rows are cut off. `EndTrajectory` decides which rows
-            have ended.
+        transforms: A `ToolCompose`, or the `Compose` of one with other transforms, as in `AgentCollector`.
+        engine: Samples the answers; the caller closes it.
+        tokenizer: Tokenizer of the engine; None for an engine that takes messages, or with a `TurnTokenizer`.
+        tasks: `Task` objects or rows of a data set (see `Task.of`), read as they are needed.
+        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy.
+        max_turns: Upper bound on the messages of the model in a trajectory.
+        max_new_tokens: Upper bound on the tokens of one message.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
+            engine.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
+        trajectory_timeout: Seconds that a trajectory may take; None: no limit.
+        tokenizer_options: Further arguments of `ChatEncoder`.
 
     Returns:
-        One trajectory per row.
+        The trajectories, in the order of the tasks.
 
     Raises:
-        ValueError: If there are more or fewer conversations than rows.
+        InfrastructureError: If the engine is lost.
+        TimeoutError: If a trajectory takes too long.
+        RewardError: If the reward function raises.
+        ValueError: If a task is invalid, or a number is out of range.
     """
-    if len(chats) != env.batch_size.numel():
-        raise ValueError(f"{len(chats)} conversations for {env.batch_size.numel()} rows")
-    first = border.as_history([[{"role": m.role, "content": m.content} for m in chat] for chat in chats])
-    td = env.reset(TensorDict({}, batch_size=env.batch_size).set("query", first))
-    found: list[Trajectory | None] = [None] * len(chats)
-    for turn in range(1, max_turns + 1):
-        step = env.step(_answered(policy, td, [one is None for one in found]))
-        following = step.get("next")
-        over = following.get("done").reshape(len(chats), -1).any(-1).tolist()
-        ending = [i for i, done in enumerate(over) if found[i] is None and (done or turn == max_turns)]
-        if ending:
-            rows, conversations = border.leaves(following)[1], border.prompts(following)
-            for index in ending:
-                found[index] = _trajectory(rows[index], conversations[index])
-        if all(found):
-            break
-        td = env.step_mdp(step)
-    return [one for one in found if one is not None]
-
-
-def _answered(
-    policy: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, is_open: Sequence[bool]
-) -> TensorDictBase:
-    """Run the policy on the rows that are open; the others get an empty answer."""
-    if all(is_open):
-        return policy(td)
-    rows = border.leaves(td)[1]
-    answered = policy(lazy_stack([row for row, is_next in zip(rows, is_open, strict=True) if is_next]))
-    answers = iter(border.leaves(answered)[1])
-    return lazy_stack(
-        [next(answers) if is_next else _silent(row) for row, is_next in zip(rows, is_open, strict=True)]
+    return list(
+        in_order(
+            transforms,
+            engine,
+            tokenizer,
+            tasks,
+            max_in_flight=max_in_flight,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            max_trajectory_tokens=max_trajectory_tokens,
+            reward=reward,
+            trajectory_timeout=trajectory_timeout,
+            tokenizer_options=tokenizer_options,
+        )
     )
 
 
-def _silent(row: TensorDictBase) -> TensorDictBase:
-    stack = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
-    answered = border.leaves(stack)[1][0]
-    prompt = answered.get(TOKENS, None)
-    if prompt is not None:
-        answered.set(("tokens", "full"), prompt).set(("tokens", "response"), prompt[:0])
-    return answered
-
-
-def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:
-    messages = tuple(message.read() for message in conversation.messages)
-    ledger = read_ledger(row) if row.get(TOKENS, None) is not None else None
-    ended = row.get("terminated", None)
-    return Trajectory(messages, ended is not None and bool(ended.any()), ledger)
-
-
-def chats_of(queries: Sequence[str], system_prompt: str | None = None) -> list[list[Message]]:
-    """Return conversations that begin with one question each.
+def in_order(
+    transforms: Any, engine: Engine | ChatEngine, tokenizer: Any, tasks: Iterable[Any], **options: Any
+) -> Iterator[Trajectory]:
+    """Yield one trajectory per task in the order of the tasks, each as soon as the earlier ones have ended.
 
     Args:
-        queries: The questions.
+        transforms: As in `rollout`.
+        engine: Samples the answers.
+        tokenizer: Tokenizer of the engine, or None.
+        tasks: Tasks or rows, read as they are needed.
+        options: Further arguments of `AgentCollector`.
+    """
+    places: dict[int, int] = {}  # of the tasks that run, by id
+
+    def numbered() -> Iterator[Task]:
+        for number, row in enumerate(tasks):
+            task = Task.of(row, number)
+            if id(task) in places:  # the same object again
+                task = replace(task)
+            places[id(task)] = number
+            yield task
+
+    collector = AgentCollector(
+        transforms,
+        engine=engine,
+        tokenizer=tokenizer,
+        tasks=numbered(),
+        max_staleness=None,
+        on_failure="raise",
+        **options,
+    )
+    waiting: dict[int, Trajectory] = {}
+    following = 0
+    with collector:
+        try:
+            for batch in collector.trajectories():
+                for trajectory in batch:
+                    waiting[places.pop(id(trajectory.task))] = trajectory
+                while following in waiting:
+                    yield waiting.pop(following)
+                    following += 1
+        except CollectorError as error:
+            raise error.__cause__ or error from None
+
+
+def tasks_of(questions: Iterable[str | Mapping[str, Any]], system_prompt: str | None = None) -> list[Task]:
+    """Return tasks that begin with one question each, named by their numbers.
+
+    Args:
+        questions: Texts of the user, or rows of a data set, see `Task.of`.
         system_prompt: Text of a system message in front of each question; None: no system message.
     """
-    system = [] if system_prompt is None else [Message("system", system_prompt)]
-    return [[*system, Message("user", query)] for query in queries]
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    rows = ({"query": one} if isinstance(one, str) else one for one in questions)
+    tasks = [Task.of(row, number) for number, row in enumerate(rows)]
+    return [replace(task, messages=[*system, *task.messages]) for task in tasks]

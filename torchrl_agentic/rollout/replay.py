@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict import TensorDict
-from torchrl.envs import TransformedEnv
-from torchrl.envs.llm import ChatEnv
+from torchrl.envs import Compose
 
+from torchrl_agentic.collectors.task import Task
+from torchrl_agentic.engines.recorded_engine import RecordedEngine
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import Message, Status, Turn
-from torchrl_agentic.records import Recorders, TrajectoryHook, TrajectoryRecord, as_hook
+from torchrl_agentic.messages import JSON, Message, Status, Turn
+from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_hook
 from torchrl_agentic.records.json_dump import REDACTED
-from torchrl_agentic.rollout.scripted import ScriptedPolicy
+from torchrl_agentic.rollout.generate import in_order
+from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
-from torchrl_agentic.transforms import ToolCompose
+from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms.conversation import StoredMessage
-from torchrl_agentic.transforms.history import as_history
+
+MAX_TURNS = 1_000_000
+"""Bound on turns where the record has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +210,8 @@ def replay(
         max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
         recorder: Records trajectories, as in `ToolCompose`, under the names of the conversations.
     """
-    waiting = iter(conversations)
-    batch = list(itertools.islice(waiting, rows))
-    if not batch:
-        return []
-    size = len(batch)
-    comparison = _Comparison(as_hook(recorder) or TrajectoryHook(), ignore)
+    check_count("rows", rows, optional=False)
+    hook = as_hook(recorder)
     compose = ToolCompose(
         tools,
         parser,
@@ -218,51 +219,43 @@ def replay(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=comparison.record,
+        recorder=None if hook is None else TaskRecords(hook, _finish_record),
     ).with_toolsets(toolsets)
-    env: Any = TransformedEnv(ChatEnv(batch_size=(size,)), compose)
-    try:
-        while batch:
-            comparison.begin(batch)
-            empty = [Conversation("", batch[0].prompt, (), ())] * (size - len(batch))
-            filled = [*batch, *empty]  # the model says nothing in rows without a conversation
-            policy = ScriptedPolicy([conversation.turns for conversation in filled])
-            chats = [[StoredMessage.of(message) for message in one.prompt] for one in filled]
-            td = env.reset(TensorDict({"query": as_history(chats)}, batch_size=[size]))
-            for _ in range(max(len(conversation.turns) for conversation in batch)):
-                td = env.step_mdp(env.step(policy(td)))
-            batch = list(itertools.islice(waiting, size))
-    finally:
-        env.close()
-    return comparison.differences
+    answers: dict[str, tuple[Message, ...]] = {}
+    running: deque[Conversation] = deque()
+    copies: Counter[str] = Counter()
+
+    def tasks() -> Iterator[Task]:
+        for conversation in conversations:
+            copies[conversation.name] += 1
+            number = copies[conversation.name]
+            name = conversation.name if number == 1 else f"{conversation.name} ({number})"
+            running.append(conversation)
+            answers[name] = conversation.turns
+            messages = [StoredMessage.of(message) for message in conversation.prompt]
+            yield Task(name, messages, max_turns=len(conversation.turns))
+
+    found: list[Difference] = []
+    # A message without calls ends nothing: the record may go on.
+    transforms = Compose(compose, EndTrajectory(max_turns=MAX_TURNS))
+    engine = RecordedEngine(answers)
+    for trajectory in in_order(transforms, engine, None, tasks(), max_in_flight=rows, max_turns=MAX_TURNS):
+        conversation = running.popleft()
+        del answers[trajectory.task.name]
+        for turn in trajectory.turns:
+            expected = conversation.expected[turn.index]
+            if expected is not None:
+                found += differences(conversation.name, turn, expected, ignore)
+        found += _unreached(conversation, len(trajectory.turns) - 1)
+    return found
 
 
-class _Comparison:
-    """Compares the conversations that run at the moment, one per row, and collects the differences."""
-
-    def __init__(self, hook: TrajectoryHook, ignore: Sequence[re.Pattern[str]]) -> None:
-        self.differences: list[Difference] = []
-        self._hook, self._ignore = hook, ignore
-
-    def begin(self, conversations: Sequence[Conversation]) -> None:
-        """Begin the next conversations."""
-        self._conversations = conversations
-        self._recordings = [self._hook.begin(item.name, row) for row, item in enumerate(conversations)]
-        self._running = set(range(len(conversations)))
-
-    def record(self, turn: Turn) -> None:
-        """Compare and record a turn."""
-        if turn.row not in self._running:
-            return  # this row waits for longer conversations
-        conversation, recording = self._conversations[turn.row], self._recordings[turn.row]
-        expected = conversation.expected[turn.index]
-        if expected is not None:
-            self.differences += differences(conversation.name, turn, expected, self._ignore)
-        recording.record_turn(turn)
-        if turn.outcome.stop_requested or turn.index == len(conversation.turns) - 1:
-            self._running.remove(turn.row)
-            self.differences += _unreached(conversation, turn.index)
-            recording.finish(_reason(turn))
+def _finish_record(recording: Recording, last: Turn, answer: JSON, reason: str) -> None:
+    """End the record of a conversation, for the reason that its last turn shows."""
+    del answer
+    if reason == "max_turns":
+        reason = "truncated" if last.outcome.calls else "no_calls"
+    recording.finish(reason)
 
 
 def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:
@@ -270,10 +263,3 @@ def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:
     for index, expected in enumerate(conversation.expected[last + 1 :], last + 1):
         for call, recorded in enumerate(expected or ()):
             yield Difference(conversation.name, index, call, "", recorded, None)
-
-
-def _reason(last: Turn) -> str:
-    """Return why a conversation ends with a turn, as records name it."""
-    if last.outcome.stop_requested:
-        return "stop_tool"
-    return "truncated" if last.outcome.calls else "no_calls"

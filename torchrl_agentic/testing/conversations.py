@@ -1,23 +1,20 @@
 """Run whole conversations of a local model with tools: for tests, and for `examples/train_tiny.py`."""
 
-# TensorDict border: TensorDict and TorchRL annotate few results.
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import TensorDictBase, lazy_stack
-from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.llm import ChatEnv
+import torch
+from torchrl.envs import Compose
 
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import Engine, OnIds, Sampled
+from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout import agent_policy, chats_of, rollout
-from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.rollout import rollout, tasks_of
 from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
-from torchrl_agentic.transforms import history as border
 
 
 def converse(
@@ -49,30 +46,47 @@ def converse(
     """
     compose = ToolCompose(tools)
     ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)
-    env = TransformedEnv(ChatEnv(batch_size=(len(queries),)), Compose(compose, ending))  # pyright: ignore[reportCallIssue]
-    policy = agent_policy(
-        model,
-        tokenizer,
-        compose.tools,
-        mode="history",
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        return_log_probs=False,
-    )
-    prompted = list(first or ())
-
-    def say(td: TensorDictBase) -> TensorDictBase:
-        rows = border.leaves(policy(td))[1]
-        for index, text in enumerate(prompted):
-            if text is not None:
-                (rows[index],) = border.leaves(
-                    add_answers(lazy_stack([rows[index]]), [Message("assistant", text)])
-                )[1]
-        prompted.clear()
-        return lazy_stack(rows)
-
+    seed = int(torch.randint(2**62, ()).item())
+    sampler = TransformersEngine(model, tokenizer, temperature=temperature, seed=seed)
+    engine = sampler if first is None else _Prompted(sampler, tokenizer, first)
     try:
-        found = rollout(env, say, chats_of(queries, system), max_turns=max_turns)
+        found = rollout(
+            Compose(compose, ending),
+            engine,
+            tokenizer,
+            tasks_of(queries, system),
+            max_in_flight=max(1, len(queries)),
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+        )
         return [list(one.messages) for one in found]
     finally:
-        env.close()
+        event_loop.run(engine.close())
+
+
+class _Prompted(Engine):
+    """An engine whose first message in some trajectories is given."""
+
+    def __init__(self, engine: TransformersEngine, tokenizer: Any, first: Sequence[str | None]) -> None:
+        self.version, self.max_concurrent = engine.version, engine.max_concurrent
+        self._engine, self._tokenizer = engine, tokenizer
+        self._first = {str(number): text for number, text in enumerate(first) if text is not None}
+
+    async def sample(
+        self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
+    ) -> Sampled:
+        """Return the given message, or sample one."""
+        text = self._first.pop(key.partition("/")[0], None)
+        if text is None:
+            return await self._engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+        given = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        return Sampled(given[:max_tokens], finish="stop" if len(given) <= max_tokens else "length")
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights."""
+        self.version = await self._engine.update(weights)
+        return self.version
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
