@@ -16,7 +16,7 @@ from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.lock_step import LockStep
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.engines.vllm_engine import VLLMEngine
-from torchrl_agentic.errors import MissingExtra, check_count
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
@@ -105,13 +105,9 @@ def load_model(path: str, engine: EngineName = "transformers") -> tuple[Any, Any
     if engine == "transformers":
         model = cast("Any", AutoModelForCausalLM).from_pretrained(path, dtype="auto")
         return model.float().eval(), tokenizer
-    try:
-        from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
-        from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("engine: vllm", "vllm", "vllm") from None
-    args: Any = AsyncEngineArgs(model=path, enforce_eager=True)
-    return AsyncLLM.from_engine_args(args), tokenizer
+    return VLLMEngine.from_model(
+        path, tokenizer=tokenizer, engine_args={"enforce_eager": True}
+    ).llm, tokenizer
 
 
 def evaluate(

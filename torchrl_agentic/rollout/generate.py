@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -103,7 +103,7 @@ def rollout(
 
 def in_order(
     transforms: Any, engine: Engine | ChatEngine, tokenizer: Any, tasks: Iterable[Any], **options: Any
-) -> Iterator[Trajectory]:
+) -> Generator[Trajectory]:
     """Yield one trajectory per task in the order of the tasks, each as soon as the earlier ones have ended.
 
     Args:

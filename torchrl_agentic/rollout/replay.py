@@ -237,7 +237,7 @@ def replay(
 
     found: list[Difference] = []
     # A message without calls ends nothing: the record may go on.
-    transforms = Compose(compose, EndTrajectory(max_turns=MAX_TURNS))
+    transforms: Any = Compose(compose, EndTrajectory(max_turns=MAX_TURNS))  # pyright: ignore[reportCallIssue]
     engine = RecordedEngine(answers)
     for trajectory in in_order(transforms, engine, None, tasks(), max_in_flight=rows, max_turns=MAX_TURNS):
         conversation = running.popleft()

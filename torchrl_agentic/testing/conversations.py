@@ -51,7 +51,7 @@ def converse(
     engine = sampler if first is None else _Prompted(sampler, tokenizer, first)
     try:
         found = rollout(
-            Compose(compose, ending),
+            Compose(compose, ending),  # pyright: ignore[reportCallIssue]
             engine,
             tokenizer,
             tasks_of(queries, system),
