@@ -4,21 +4,21 @@
 
 Reinforcement learning with tools on two CPU cores: a tiny model samples answers, its calls run in the
 sandbox, and `GRPOLoss` raises the probability of the tokens that led to right answers.
-``examples/grpo_tools.py`` is the whole program; it takes a weak model from 21.9% to 83.6% right answers on
-held-out problems (curve: ``examples/grpo_curve.png``). This tutorial shows its parts and one training step.
+``examples/grpo_collector.py`` is the whole program; it takes a weak model from 21.9% to 83.6% right
+answers on held-out problems (curve: ``examples/grpo_curve.png``). This tutorial shows its parts and one
+training step.
 """
 
 # %%
-# The environment
-# ---------------
+# The agent
+# ---------
 #
 # Three transforms, in this order: the tools, the condition that ends a trajectory, and the transform that
-# writes the ids of the next prompt. Each row of the batch is a conversation with its own interpreter.
+# writes the ids of the next prompt. Each trajectory is a conversation with its own interpreter.
 
 import torch
 from tensordict import lazy_stack
-from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.llm import ChatEnv
+from torchrl.envs import Compose
 from torchrl.objectives.llm import GRPOLoss
 
 from torchrl_agentic import (
@@ -26,33 +26,32 @@ from torchrl_agentic import (
     PythonTool,
     ToolCompose,
     TurnTokenizer,
-    agent_policy,
     training_policy,
     trajectory_batch,
 )
-from torchrl_agentic.rollout import answer_reward, chats_of, group_advantage, rollout
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines import TransformersEngine
+from torchrl_agentic.rollout import answer_reward, group_advantage, rollout, tasks_of
 from torchrl_agentic.testing.tiny import load_tiny, tiny_questions
 
 model, tokenizer = load_tiny()
 compose = ToolCompose([PythonTool(timeout=5)], parser="hermes")
 turns = TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
-env = TransformedEnv(
-    ChatEnv(batch_size=(8,)), Compose(compose, EndTrajectory(max_turns=4, when_no_calls=True), turns)
-)
+transforms = Compose(compose, EndTrajectory(max_turns=4, when_no_calls=True), turns)
 print(turns.template.method, turns.template.appends)
 
 # %%
 # Sampling
 # --------
 #
-# A group consists of several answers to one question, which GRPO compares with each other. `rollout` samples
-# until all rows have ended, and returns conversations with their ledgers.
+# A group consists of several answers to one question, which GRPO compares with each other. `rollout` runs
+# one trajectory per task over an engine, and returns conversations with their ledgers.
 
-torch.manual_seed(0)
-policy = agent_policy(model, tokenizer, max_new_tokens=48, temperature=1.3)
+engine = TransformersEngine(model, tokenizer, temperature=1.3, seed=0)
 asked = [one for one in tiny_questions(2, seed=3) for _ in range(4)]
-chats = chats_of([one["query"] for one in asked], "You solve problems with a Python tool.")
-found = rollout(env, policy, chats, max_turns=4)
+tasks = tasks_of(asked, "You solve problems with a Python tool.")
+found = rollout(transforms, engine, tokenizer, tasks, max_turns=4, max_new_tokens=48)
+event_loop.run(engine.close())
 for message in found[0].messages:
     print(message.role, "|", message.text.strip().replace("\n", " ")[:100])
 print(found[0].ledger)
@@ -91,4 +90,10 @@ objective = loss(lazy_stack(batch.tensordicts)).loss_objective
 objective.backward()
 optimizer.step()
 print("rewards", rewards.tolist(), "objective", round(objective.item(), 4))
-env.close()
+
+# %%
+# The whole loop
+# --------------
+#
+# `AgentCollector` does the same for a stream of tasks: groups, rewards, advantages and batches, and with
+# ``max_staleness=1`` it samples the next batch while this one is trained on.

@@ -143,11 +143,11 @@ def _check_engine(name: str) -> None:
     """Raise typer.BadParameter, which lists the engines, if none has this name."""
     from typing import get_args
 
-    from torchrl_agentic.rollout.evaluate import Engine
+    from torchrl_agentic.rollout.evaluate import EngineName
 
-    if name not in get_args(Engine):
+    if name not in get_args(EngineName):
         raise typer.BadParameter(
-            f"no engine is named {name!r}; engines: {', '.join(get_args(Engine))}", param_hint="--engine"
+            f"no engine is named {name!r}; engines: {', '.join(get_args(EngineName))}", param_hint="--engine"
         )
 
 

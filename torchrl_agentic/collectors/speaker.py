@@ -28,8 +28,8 @@ class Speaker(Protocol):
     n_sampled: int
     finish: str
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
-        """Return the next message of the model; None if it says no more."""
+    async def answer(self, on_ids: OnIds | None = None) -> Message:
+        """Return the next message of the model."""
         ...
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
@@ -181,20 +181,20 @@ class MessageSpeaker:
         self._tools = [tool.spec() for tool in shown]
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
+    async def answer(self, on_ids: OnIds | None = None) -> Message:
         """Ask for the next message.
 
         Args:
             on_ids: Not called, since there are no ids.
         """
         del on_ids
-        message: Message | None = await self._requests.chat(
+        message: Message = await self._requests.chat(
             lambda engine: engine.chat(
                 self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
             ),
             self._key,
         )
-        self.finish = "stop" if message is None or message.is_complete else "length"
+        self.finish = "stop" if message.is_complete else "length"
         return message
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

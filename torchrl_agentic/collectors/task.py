@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torchrl_agentic.collectors.span import Span
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message, Status, Turn
 from torchrl_agentic.tokens.ledger import TokenLedger
 
@@ -24,12 +25,14 @@ class Task:
         messages: The first messages: mappings with "role" and "content", as chat templates take them.
         answer: The right answer, for rewards and records; tools do not see it. None: unknown.
         data: Columns of the data set: `tools_kwargs`, `tool_selection`, `interaction_kwargs` and others.
+        max_turns: Upper bound on the messages of the model, besides that of the collector; None: no other.
     """
 
     name: str
     messages: Sequence[Mapping[str, Any]]
     answer: Any = None
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_turns: int | None = None
 
     @classmethod
     def of(cls, row: Any, number: int) -> Task:
@@ -64,6 +67,7 @@ class Task:
 
 
 def _check(task: Task) -> None:
+    check_count("max_turns", task.max_turns)
     if not task.messages:
         raise ValueError(f"task {task.name!r} has no messages")
     for message in task.messages:

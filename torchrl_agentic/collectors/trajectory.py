@@ -170,10 +170,7 @@ class TrajectoryRun:
         try:
             message = await speaker.answer(None if early is None else early.feed)
             self._span("engine", start, tokens=speaker.n_sampled, status=speaker.finish)
-            if message is None:
-                self._end("max_turns", truncated=True)
-            else:
-                await self._finish_turn(speaker, message, early)
+            await self._finish_turn(speaker, message, early)
         finally:
             if early is not None:
                 await run_to_completion(early.close(), always_wait=True)
@@ -277,7 +274,8 @@ class TrajectoryRun:
             self._end("max_trajectory_tokens", truncated=True)
         elif self._agent.when_no_calls and not has_calls:
             self._end("no_calls", terminated=True)
-        if self._session.turn >= self._agent.max_turns:
+        bounds = (self._agent.max_turns, self._task.max_turns)
+        if self._session.turn >= min(bound for bound in bounds if bound is not None):
             self._end("max_turns", truncated=True)
 
     def _end(self, reason: str, *, terminated: bool = False, truncated: bool = False) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
     from torchrl_agentic.engines.http_engine import HTTPEngine
     from torchrl_agentic.engines.lock_step import LockStep
+    from torchrl_agentic.engines.recorded_engine import RecordedEngine
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
     from torchrl_agentic.engines.vllm_engine import VLLMEngine
@@ -24,6 +25,7 @@ _WHERE = {
     ),
     "http_engine": ("HTTPEngine",),
     "lock_step": ("LockStep",),
+    "recorded_engine": ("RecordedEngine",),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
     "vllm_engine": ("VLLMEngine",),
@@ -35,6 +37,7 @@ __all__ = [
     "HTTPEngine",
     "LockStep",
     "OnIds",
+    "RecordedEngine",
     "Sampled",
     "ScriptedEngine",
     "TransformersEngine",

@@ -108,8 +108,8 @@ class ChatEngine(Protocol):
         tools: Sequence[Mapping[str, Any]],
         max_tokens: int,
         key: str,
-    ) -> Message | None:
-        """Return the next message of the model, or None if it says no more, which ends the trajectory.
+    ) -> Message:
+        """Return the next message of the model.
 
         Args:
             messages: The conversation, in the form of chat templates.

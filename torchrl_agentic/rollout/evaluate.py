@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
 from torchrl.envs import Compose
 
-from torchrl_agentic.collectors import Task, Trajectory
-from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.lock_step import LockStep
+from torchrl_agentic.engines.transformers_engine import TransformersEngine
+from torchrl_agentic.engines.vllm_engine import VLLMEngine
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import Message
+from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
-from torchrl_agentic.records import Recorders, Recording, TrajectoryHook, as_hook
-from torchrl_agentic.rollout.generate import as_engine, finished_trajectories
-from torchrl_agentic.rollout.policies import Mode
+from torchrl_agentic.records import Recorders, Recording, as_hook
+from torchrl_agentic.rollout.generate import in_order
+from torchrl_agentic.rollout.policies import Mode, agent_policy
+from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.tools.verl.graders import numbers
 from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose
+from torchrl_agentic.transforms.conversation import StoredMessage
 
 
 def answer_reward(text: str, answer: str) -> float:
@@ -41,7 +48,7 @@ def answer_reward(text: str, answer: str) -> float:
     return float(answer.strip().casefold() in text.casefold())
 
 
-Engine = Literal["transformers", "vllm"]
+EngineName = Literal["transformers", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ class Completion:
         return answer_reward(self.trajectory.answer, self.sample.answer)
 
 
-def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
+def load_model(path: str, engine: EngineName = "transformers") -> tuple[Any, Any]:
     """Load a model and its tokenizer.
 
     Args:
@@ -98,11 +105,9 @@ def load_model(path: str, engine: Engine = "transformers") -> tuple[Any, Any]:
     if engine == "transformers":
         model = cast("Any", AutoModelForCausalLM).from_pretrained(path, dtype="auto")
         return model.float().eval(), tokenizer
-    try:
-        import vllm  # pyright: ignore[reportMissingImports]  only in .venv-vllm
-    except ImportError:
-        raise MissingExtra("engine: vllm", "vllm", "vllm") from None
-    return cast("Any", vllm).LLM(model=path, enforce_eager=True), tokenizer
+    return VLLMEngine.from_model(
+        path, tokenizer=tokenizer, engine_args={"enforce_eager": True}
+    ).llm, tokenizer
 
 
 def evaluate(
@@ -116,7 +121,6 @@ def evaluate(
     max_turns: int = 8,
     max_new_tokens: int = 512,
     temperature: float = 1.0,
-    seed: int | None = None,
     mode: Mode = "tokens",
     tool_choice: Literal["auto", "required"] | None = None,
     toolsets: Sequence[Toolset] = (),
@@ -127,23 +131,24 @@ def evaluate(
     tokenizer_options: Mapping[str, Any] | None = None,
     recorder: Recorders = None,
 ) -> Iterator[Completion]:
-    """Run a model on all samples, many at once, and yield the completions in the order of the samples.
+    """Run a model on all samples, and yield the completions in the order of the samples.
 
     A trajectory ends with a message without tool calls, or with a tool that stops it.
 
     Args:
         samples: The samples.
         tools: Tools that the model may call, as in `ToolCompose`.
-        model: A transformers model, a vLLM engine or an `Engine`, as in `as_engine`.
+        model: A transformers model; vLLM's `AsyncLLM` or `LLM`, or TorchRL's `AsyncVLLM`; or an `Engine` or
+            `ChatEngine`, which stays open.
         tokenizer: The tokenizer of the model.
         parser: Name of the format in which the model calls tools.
-        rows: Number of samples that run at once.
+        rows: Number of samples that run at the same time.
         max_turns: Upper bound on the model's messages in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
-        temperature: Sampling temperature; 0 takes the most likely token.
-        seed: Seed of sampling with a transformers model; None: not reproducible.
-        mode: "tokens" keeps the sampled ids; "history" renders the conversation anew each turn.
-        tool_choice: Constraint on tool calls, as in `agent_policy`.
+        temperature: Sampling temperature; 0 takes the most likely token. An `Engine` has its own.
+        mode: "tokens" keeps the sampled ids; "history" renders the conversation anew each turn, and its
+            trajectories have no ledger.
+        tool_choice: Constraint on tool calls, as in `agent_policy`; only vLLM.
         toolsets: Toolsets whose tools the model may call too.
         rate_limits: Limiter of each tool, by name.
         per_call_timeout: Time limit of a tool call in seconds; None: no limit.
@@ -152,7 +157,14 @@ def evaluate(
         tokenizer_options: Further arguments of `ChatEncoder` in the mode "tokens".
         recorder: Records trajectories, as in `ToolCompose`, with the names, expected answers and scores of
             the samples, and in the mode "tokens" with their tokens.
+
+    Raises:
+        ValueError: If `mode` is unknown, or a constraint on tool calls is not available.
+        TypeError: If the model is of another type.
     """
+    if mode not in ("tokens", "history"):
+        raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
+    check_count("rows", rows, optional=False)
     found_parser = get_parser(parser, tokenizer=tokenizer)
     hook = as_hook(recorder)
     compose = ToolCompose(
@@ -162,84 +174,85 @@ def evaluate(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=None if hook is None else RenamedHook(hook),
+        recorder=None if hook is None else TaskRecords(hook, _finish_record),
     ).with_toolsets(toolsets)
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
-    if recorder is not None:
+    if hook is not None:
         transforms.append(RecordTransform(tokens=mode == "tokens"))
-    options = {"tools": compose.tools if shows_tools else ()}
-    if mode == "tokens":
-        options |= tokenizer_options or {}
-    else:
-        options |= {"use_inference_chat_template": True, "tokenization_sanity_check_mode": "disable"}
-    constraint: dict[str, Any] = {}
-    if tool_choice is not None:
-        if isinstance(model, torch.nn.Module):
-            raise ValueError("structural tags need vLLM; transformers generates without constraints")
-        constraint = {"tool_choice": tool_choice, "parser": found_parser, "tools": compose.tools}
-    engine = as_engine(
-        model, tokenizer, temperature=temperature, max_concurrent=rows, seed=seed, **constraint
+    options: dict[str, Any] = {} if shows_tools else {"tools": ()}
+    options |= (tokenizer_options or {}) if mode == "tokens" else {"use_inference_chat_template": True}
+    engine = _engine_of(
+        model,
+        tokenizer,
+        max_new_tokens=max_new_tokens,
+        max_concurrent=rows,
+        temperature=temperature,
+        constraint={"tool_choice": tool_choice, "parser": found_parser, "tools": compose.tools},
     )
-    tasks: list[Task] = []
-    for place, sample in enumerate(samples):
-        chat = (
-            list(sample.messages)
-            if shows_tools
-            else _with_tools(sample.messages, compose.tools, found_parser)
-        )
-        messages = [{"role": one.role, "content": one.content} for one in chat]
-        tasks.append(Task(f"{place}:{sample.name}", messages, sample.answer))
-    waiting: dict[int, Trajectory] = {}
-    following = 0
+
+    def tasks() -> Iterator[Task]:
+        for sample in samples:
+            messages = sample.messages
+            if not shows_tools:
+                messages = _with_tools(messages, compose.tools, found_parser)
+            yield Task(sample.name, [*map(StoredMessage.of, messages)], sample.answer)
+
     try:
-        for trajectory in finished_trajectories(
+        found = in_order(
             Compose(*transforms),
             engine,
             tokenizer,
-            tasks,
+            tasks(),
             max_in_flight=rows,
             max_turns=max_turns,
             max_new_tokens=max_new_tokens,
-            reward=_reward,
             tokenizer_options=options,
-        ):
-            waiting[int(trajectory.task.name.partition(":")[0])] = trajectory
-            while following in waiting:
-                yield Completion(samples[following], waiting.pop(following))
-                following += 1
+        )
+        with contextlib.closing(found):
+            for sample, trajectory in zip(samples, found, strict=True):
+                yield Completion(sample, trajectory if mode == "tokens" else replace(trajectory, ledger=None))
     finally:
-        compose.close()
         if engine is not model:
-            run(engine.close())
+            event_loop.run(engine.close())
 
 
-def _reward(trajectory: Trajectory) -> float | None:
-    """Return the reward of an answer; None if the right one is unknown."""
-    answer = trajectory.task.answer
-    return None if answer is None else answer_reward(trajectory.answer, answer)
+def _engine_of(
+    model: Any,
+    tokenizer: Any,
+    *,
+    max_new_tokens: int,
+    max_concurrent: int,
+    temperature: float,
+    constraint: Mapping[str, Any],
+) -> Engine | ChatEngine:
+    """Return an engine over a model, or the model if it is one."""
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    if kinds & {("vllm", "AsyncLLM"), ("torchrl", "AsyncVLLM")}:
+        return VLLMEngine(model, tokenizer=tokenizer, temperature=temperature, **constraint)
+    if ("vllm", "LLM") in kinds:  # which works on one batch at a time
+        policy = agent_policy(
+            model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, **constraint
+        )
+        return LockStep(policy, tokenizer, max_concurrent=max_concurrent)
+    if constraint["tool_choice"] is not None:
+        raise ValueError("structural tags need vLLM; other engines constrain answers by their own options")
+    if isinstance(model, Engine | ChatEngine):
+        return model
+    if callable(getattr(model, "generate", None)) and hasattr(model, "get_input_embeddings"):
+        seed = int(torch.randint(2**62, ()).item())  # so that torch.manual_seed makes runs repeat
+        return TransformersEngine(
+            model, tokenizer, temperature=temperature, max_concurrent=max_concurrent, seed=seed
+        )
+    raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed; got {type(model).__name__}")
 
 
-class RenamedHook(TrajectoryHook):
-    """Records trajectories under the names of their samples instead of the collector's names.
-
-    Args:
-        hook: Receives the trajectories.
-    """
-
-    def __init__(self, hook: TrajectoryHook) -> None:
-        self.hook = hook
-
-    def begin(self, trajectory: str, row: int = 0) -> Recording:
-        """Begin a record.
-
-        Args:
-            trajectory: Name that the collector gave: "place:name/group.index@collector".
-            row: Not used: the place of the sample replaces it.
-        """
-        del row
-        place, _, name = trajectory.rpartition("/")[0].partition(":")
-        return self.hook.begin(name, int(place))
+def _finish_record(recording: Recording, last: Turn, answer: JSON, reason: str) -> None:
+    """End the record of a sample with its score, if the right answer is known."""
+    if answer is not None:
+        text = "" if last.outcome.results else last.message.text
+        recording.annotate(score=answer_reward(text, str(answer)))
+    recording.finish(reason)
 
 
 def _with_tools(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallParser) -> list[Message]:

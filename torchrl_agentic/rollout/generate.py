@@ -1,20 +1,20 @@
-"""Run one trajectory per task over an engine."""
+"""Run a model with tools on tasks, one trajectory per task."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from tensordict import TensorDictBase
 
-from torchrl_agentic.collectors import AgentCollector, Task, Trajectory
-from torchrl_agentic.engines import ChatEngine, Engine, LockStep, TransformersEngine, VLLMEngine
-from torchrl_agentic.rollout.policies import agent_policy
+from torchrl_agentic.collectors.agent_collector import AgentCollector
+from torchrl_agentic.collectors.rollout_loop import CollectorError
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.tokens import media
 from torchrl_agentic.transforms import history as border
 
@@ -47,113 +47,113 @@ def rollout(
     transforms: Any,
     engine: Engine | ChatEngine,
     tokenizer: Any,
-    tasks: Sequence[Any],
+    tasks: Iterable[Any],
     *,
     max_in_flight: int | Literal["auto"] = "auto",
     max_turns: int = 8,
     max_new_tokens: int = 512,
-    **options: Any,
+    max_trajectory_tokens: int | None = None,
+    reward: Callable[[Trajectory], Any] | None = None,
+    trajectory_timeout: float | None = None,
+    tokenizer_options: Mapping[str, Any] | None = None,
 ) -> list[Trajectory]:
-    """Run one trajectory per task, and return them in the order of the tasks.
+    """Run one trajectory per task over an engine, with the loop of `AgentCollector`.
+
+    Trajectories advance independently. For training while trajectories run, use `AgentCollector` itself.
 
     Args:
-        transforms: A `ToolCompose`, or a `Compose` of it and others, as `AgentCollector` takes it.
-        engine: Samples the answers; see `as_engine` for a model.
-        tokenizer: Tokenizer of the engine, or None if there is a `TurnTokenizer`.
-        tasks: `Task` objects, or rows as `Task.of` reads them.
-        max_in_flight: Number of trajectories that run at once.
-        max_turns: Upper bound on the model's messages in a trajectory.
+        transforms: A `ToolCompose`, or the `Compose` of one with other transforms, as in `AgentCollector`.
+        engine: Samples the answers; the caller closes it.
+        tokenizer: Tokenizer of the engine; None for an engine that takes messages, or with a `TurnTokenizer`.
+        tasks: `Task` objects or rows of a data set (see `Task.of`), read as they are needed.
+        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy.
+        max_turns: Upper bound on the messages of the model in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
-        options: Further arguments of `AgentCollector`, such as `reward` and `tokenizer_options`.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
+            engine.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
+        trajectory_timeout: Seconds that a trajectory may take; None: no limit.
+        tokenizer_options: Further arguments of `ChatEncoder`.
+
+    Returns:
+        The trajectories, in the order of the tasks.
 
     Raises:
-        CollectorError: If a trajectory fails; its cause is the failure.
+        InfrastructureError: If the engine is lost.
+        TimeoutError: If a trajectory takes too long.
+        RewardError: If the reward function raises.
+        ValueError: If a task is invalid, or a number is out of range.
     """
-    given = [Task.of(task, number) for number, task in enumerate(tasks)]
-    places = {id(task): place for place, task in enumerate(given)}
-    found: list[Trajectory | None] = [None] * len(given)
-    for trajectory in finished_trajectories(
-        transforms,
-        engine,
-        tokenizer,
-        given,
-        max_in_flight=max_in_flight,
-        max_turns=max_turns,
-        max_new_tokens=max_new_tokens,
-        **options,
-    ):
-        found[places[id(trajectory.task)]] = trajectory
-    return [one for one in found if one is not None]
+    return list(
+        in_order(
+            transforms,
+            engine,
+            tokenizer,
+            tasks,
+            max_in_flight=max_in_flight,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            max_trajectory_tokens=max_trajectory_tokens,
+            reward=reward,
+            trajectory_timeout=trajectory_timeout,
+            tokenizer_options=tokenizer_options,
+        )
+    )
 
 
-def finished_trajectories(
-    transforms: Any, engine: Engine | ChatEngine, tokenizer: Any, tasks: Iterable[Task], **options: Any
-) -> Iterator[Trajectory]:
-    """Run one trajectory per task, and yield each soon after it has ended.
+def in_order(
+    transforms: Any, engine: Engine | ChatEngine, tokenizer: Any, tasks: Iterable[Any], **options: Any
+) -> Generator[Trajectory]:
+    """Yield one trajectory per task in the order of the tasks, each as soon as the earlier ones have ended.
 
     Args:
-        transforms: As `AgentCollector` takes them.
+        transforms: As in `rollout`.
         engine: Samples the answers.
         tokenizer: Tokenizer of the engine, or None.
-        tasks: Tasks, read as they are needed.
+        tasks: Tasks or rows, read as they are needed.
         options: Further arguments of `AgentCollector`.
-
-    Raises:
-        CollectorError: If a trajectory fails; its cause is the failure.
     """
-    given: dict[str, Any] = {"max_staleness": None, "on_failure": "raise", **options}
-    collector = AgentCollector(transforms, engine=engine, tokenizer=tokenizer, tasks=tasks, **given)
+    places: dict[int, int] = {}  # of the tasks that run, by id
+
+    def numbered() -> Iterator[Task]:
+        for number, row in enumerate(tasks):
+            task = Task.of(row, number)
+            if id(task) in places:  # the same object again
+                task = replace(task)
+            places[id(task)] = number
+            yield task
+
+    collector = AgentCollector(
+        transforms,
+        engine=engine,
+        tokenizer=tokenizer,
+        tasks=numbered(),
+        max_staleness=None,
+        on_failure="raise",
+        **options,
+    )
+    waiting: dict[int, Trajectory] = {}
+    following = 0
     with collector:
-        for batch in collector.trajectories():
-            yield from batch
+        try:
+            for batch in collector.trajectories():
+                for trajectory in batch:
+                    waiting[places.pop(id(trajectory.task))] = trajectory
+                while following in waiting:
+                    yield waiting.pop(following)
+                    following += 1
+        except CollectorError as error:
+            raise error.__cause__ or error from None
 
 
-def as_engine(
-    model: Any,
-    tokenizer: Any,
-    *,
-    temperature: float = 1.0,
-    max_concurrent: int = 64,
-    seed: int | None = None,
-    **options: Any,
-) -> Engine | ChatEngine:
-    """Return an engine that samples from a model.
-
-    Args:
-        model: An engine, which is returned as it is; a transformers model; a `vllm.LLM`, or vLLM's `AsyncLLM`
-            or TorchRL's `AsyncVLLM`.
-        tokenizer: Tokenizer of the model.
-        temperature: Sampling temperature; 0 takes the most likely token.
-        max_concurrent: Number of requests that a transformers model works on at once.
-        seed: Seed of a transformers model's sampling; None: not reproducible.
-        options: Further arguments of `VLLMEngine` or `TransformersEngine`.
-
-    Raises:
-        TypeError: If the model is of another type.
-    """
-    if isinstance(model, Engine | ChatEngine):
-        return model
-    if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
-        return TransformersEngine(
-            model, tokenizer, temperature=temperature, max_concurrent=max_concurrent, seed=seed, **options
-        )
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
-    if ("vllm", "LLM") in kinds:
-        return LockStep(agent_policy(model, tokenizer, temperature=temperature, **options), tokenizer)
-    if kinds & {("vllm", "AsyncLLM"), ("torchrl", "AsyncVLLM")}:
-        return VLLMEngine(model, tokenizer=tokenizer, temperature=temperature, **options)
-    raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed; got {type(model).__name__}")
-
-
-def tasks_of(rows: Iterable[Any], system_prompt: str | None = None) -> list[Task]:
-    """Return tasks, named by their numbers.
+def tasks_of(questions: Iterable[str | Mapping[str, Any]], system_prompt: str | None = None) -> list[Task]:
+    """Return tasks that begin with one question each, named by their numbers.
 
     Args:
-        rows: Questions, or rows of a data set as `Task.of` reads them.
-        system_prompt: Text of a system message in front of each task; None: no system message.
+        questions: Texts of the user, or rows of a data set, see `Task.of`.
+        system_prompt: Text of a system message in front of each question; None: no system message.
     """
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    found = [
-        Task.of({"query": row} if isinstance(row, str) else row, number) for number, row in enumerate(rows)
-    ]
-    return [replace(task, messages=[*system, *task.messages]) for task in found]
+    rows = ({"query": one} if isinstance(one, str) else one for one in questions)
+    tasks = [Task.of(row, number) for number, row in enumerate(rows)]
+    return [replace(task, messages=[*system, *task.messages]) for task in tasks]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchrl.envs import Compose
 
-from torchrl_agentic.collectors import Task
-from torchrl_agentic.engines import ChatEngine
+from torchrl_agentic.collectors.task import Task
+from torchrl_agentic.engines.recorded_engine import RecordedEngine
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import Message, Status, Turn
+from torchrl_agentic.messages import JSON, Message, Status, Turn
 from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_hook
 from torchrl_agentic.records.json_dump import REDACTED
-from torchrl_agentic.rollout.evaluate import RenamedHook
-from torchrl_agentic.rollout.generate import finished_trajectories
+from torchrl_agentic.rollout.generate import in_order
+from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms.conversation import StoredMessage
+
+MAX_TURNS = 1_000_000
+"""Bound on turns where the record has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,7 @@ def replay(
         max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
         recorder: Records trajectories, as in `ToolCompose`, under the names of the conversations.
     """
+    check_count("rows", rows, optional=False)
     hook = as_hook(recorder)
     compose = ToolCompose(
         tools,
@@ -214,117 +219,43 @@ def replay(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=None if hook is None else _ReplayHook(hook),
+        recorder=None if hook is None else TaskRecords(hook, _finish_record),
     ).with_toolsets(toolsets)
-    engine = _Recorded(rows)
-    endless = 2**31  # the record ends each conversation
-    transforms: list[Any] = [compose, EndTrajectory(max_turns=endless)]
-    found: dict[int, list[Difference]] = {}
-    try:
-        for trajectory in finished_trajectories(
-            Compose(*transforms),
-            engine,
-            None,
-            engine.tasks(conversations),
-            max_in_flight=rows,
-            max_turns=endless,
-        ):
-            place, conversation = engine.pop(trajectory.name)
-            found[place] = list(_compared(conversation, trajectory.turns, ignore))
-    finally:
-        compose.close()
-    return [one for _, differences in sorted(found.items()) for one in differences]
+    answers: dict[str, tuple[Message, ...]] = {}
+    running: deque[Conversation] = deque()
+    copies: Counter[str] = Counter()
 
-
-class _Recorded(ChatEngine):
-    """An engine that says the model's messages of recorded conversations.
-
-    Args:
-        max_concurrent: Number of conversations at the same time.
-    """
-
-    version = 0
-
-    def __init__(self, max_concurrent: int) -> None:
-        self.max_concurrent = max_concurrent
-        self._open: dict[int, Conversation] = {}
-        self._turns: Counter[int] = Counter()
-
-    def tasks(self, conversations: Iterable[Conversation]) -> Iterator[Task]:
-        """Yield a task for each conversation, as they are needed."""
-        for place, conversation in enumerate(conversations):
-            self._open[place] = conversation
+    def tasks() -> Iterator[Task]:
+        for conversation in conversations:
+            copies[conversation.name] += 1
+            number = copies[conversation.name]
+            name = conversation.name if number == 1 else f"{conversation.name} ({number})"
+            running.append(conversation)
+            answers[name] = conversation.turns
             messages = [StoredMessage.of(message) for message in conversation.prompt]
-            yield Task(f"{place}:{conversation.name}", messages)
+            yield Task(name, messages, max_turns=len(conversation.turns))
 
-    def pop(self, key: str) -> tuple[int, Conversation]:
-        """Return the place and the conversation of a trajectory that has ended, and forget it."""
-        place = _place(key)
-        del self._turns[place]
-        return place, self._open.pop(place)
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        max_tokens: int,
-        key: str,
-    ) -> Message | None:
-        """Return the next recorded message of the model, or None after the last one."""
-        del messages, tools, max_tokens
-        place = _place(key)
-        turns, turn = self._open[place].turns, self._turns[place]
-        self._turns[place] += 1
-        return turns[turn] if turn < len(turns) else None
-
-    async def update(self, weights: Any) -> int:
-        """Return 0: there are no weights."""
-        del weights
-        return self.version
-
-    async def close(self) -> None:
-        """Do nothing."""
+    found: list[Difference] = []
+    # A message without calls ends nothing: the record may go on.
+    transforms: Any = Compose(compose, EndTrajectory(max_turns=MAX_TURNS))  # pyright: ignore[reportCallIssue]
+    engine = RecordedEngine(answers)
+    for trajectory in in_order(transforms, engine, None, tasks(), max_in_flight=rows, max_turns=MAX_TURNS):
+        conversation = running.popleft()
+        del answers[trajectory.task.name]
+        for turn in trajectory.turns:
+            expected = conversation.expected[turn.index]
+            if expected is not None:
+                found += differences(conversation.name, turn, expected, ignore)
+        found += _unreached(conversation, len(trajectory.turns) - 1)
+    return found
 
 
-def _place(key: str) -> int:
-    """Return the place of a conversation, with which the names of its task and trajectory begin."""
-    return int(key.partition(":")[0])
-
-
-class _ReplayHook(RenamedHook):
-    """Records trajectories under the names of their conversations, with the reasons of a replay."""
-
-    def begin(self, trajectory: str, row: int = 0) -> Recording:
-        """Begin a record."""
-        return _ReplayRecording(super().begin(trajectory, row))
-
-
-class _ReplayRecording(Recording):
-    """Passes the turns on, and replaces the reason by why the conversation ends there."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self._last: Turn | None = None
-
-    def record_turn(self, turn: Turn) -> None:
-        """Record a turn."""
-        self._last = turn
-        self._recording.record_turn(turn)
-
-    def finish(self, reason: str) -> None:
-        """End the recording."""
-        self._recording.finish(reason if self._last is None else _reason(self._last))
-
-
-def _compared(
-    conversation: Conversation, turns: Sequence[Turn], ignore: Sequence[re.Pattern[str]]
-) -> Iterator[Difference]:
-    """Yield the differences of a conversation, those behind an early end included."""
-    for turn, expected in zip(turns, conversation.expected, strict=False):
-        if expected is not None:
-            yield from differences(conversation.name, turn, expected, ignore)
-    yield from _unreached(conversation, len(turns) - 1)
+def _finish_record(recording: Recording, last: Turn, answer: JSON, reason: str) -> None:
+    """End the record of a conversation, for the reason that its last turn shows."""
+    del answer
+    if reason == "max_turns":
+        reason = "truncated" if last.outcome.calls else "no_calls"
+    recording.finish(reason)
 
 
 def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:
@@ -332,10 +263,3 @@ def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:
     for index, expected in enumerate(conversation.expected[last + 1 :], last + 1):
         for call, recorded in enumerate(expected or ()):
             yield Difference(conversation.name, index, call, "", recorded, None)
-
-
-def _reason(last: Turn) -> str:
-    """Return why a conversation ends with a turn, as records name it."""
-    if last.outcome.stop_requested:
-        return "stop_tool"
-    return "truncated" if last.outcome.calls else "no_calls"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torchrl.envs import Compose
 
-from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.engines import Engine, OnIds, Sampled, TransformersEngine
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import Engine, OnIds, Sampled
+from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import rollout, tasks_of
 from torchrl_agentic.testing.problems import SYSTEM
@@ -26,7 +28,6 @@ def converse(
     max_turns: int = 5,
     max_new_tokens: int = 96,
     first: Sequence[str | None] | None = None,
-    seed: int | None = None,
 ) -> list[list[Message]]:
     """Run a model with tools on questions, all at once, and return the conversations.
 
@@ -38,61 +39,51 @@ def converse(
         tools: Tools that it may call.
         queries: The questions.
         system: The system message.
-        temperature: Sampling temperature; 0.0 takes the most likely token.
+        temperature: Sampling temperature, with torch's global generator; 0.0 takes the most likely token.
         max_turns: Upper bound on the model's messages per conversation.
         max_new_tokens: Upper bound on the tokens of a message.
         first: First message of the model for each question, in place of its own; None for its own.
-        seed: Seed of sampling; None: not reproducible.
     """
-    ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)
     compose = ToolCompose(tools)
-    transforms: list[Any] = [compose, ending]
-    engine = _FirstAnswers(
-        TransformersEngine(model, tokenizer, temperature=temperature, seed=seed), tokenizer, first or ()
-    )
+    ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)
+    seed = int(torch.randint(2**62, ()).item())
+    sampler = TransformersEngine(model, tokenizer, temperature=temperature, seed=seed)
+    engine = sampler if first is None else _Prompted(sampler, tokenizer, first)
     try:
         found = rollout(
-            Compose(*transforms),
+            Compose(compose, ending),  # pyright: ignore[reportCallIssue]
             engine,
             tokenizer,
             tasks_of(queries, system),
+            max_in_flight=max(1, len(queries)),
             max_turns=max_turns,
             max_new_tokens=max_new_tokens,
-            tokenizer_options={"tokenization_sanity_check_mode": "disable"},
         )
         return [list(one.messages) for one in found]
     finally:
-        compose.close()
-        run(engine.close())
+        event_loop.run(engine.close())
 
 
-class _FirstAnswers(Engine):
-    """An engine whose first answers are given, as far as they are.
-
-    Args:
-        engine: Samples the others.
-        tokenizer: Encodes the given ones.
-        first: First answer to each task, or None for the engine's own.
-    """
+class _Prompted(Engine):
+    """An engine whose first message in some trajectories is given."""
 
     def __init__(self, engine: TransformersEngine, tokenizer: Any, first: Sequence[str | None]) -> None:
-        self.version, self.max_concurrent = 0, engine.max_concurrent
-        self.context_length = engine.context_length
+        self.version, self.max_concurrent = engine.version, engine.max_concurrent
         self._engine, self._tokenizer = engine, tokenizer
-        self._first = {str(place): text for place, text in enumerate(first) if text is not None}
+        self._first = {str(number): text for number, text in enumerate(first) if text is not None}
 
     async def sample(
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
-        """Return the given answer, or sample one."""
+        """Return the given message, or sample one."""
         text = self._first.pop(key.partition("/")[0], None)
         if text is None:
             return await self._engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
-        found = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Sampled([*found, self._tokenizer.eos_token_id])
+        given = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        return Sampled(given[:max_tokens], finish="stop" if len(given) <= max_tokens else "length")
 
     async def update(self, weights: Any) -> int:
-        """Update the engine."""
+        """Load new weights."""
         self.version = await self._engine.update(weights)
         return self.version
 
