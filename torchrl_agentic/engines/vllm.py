@@ -135,6 +135,7 @@ class VLLMEngine:
         self.max_concurrent = self._server.max_concurrent
         self.context_length = self._server.context_length
         options: dict[str, Any] = {
+            "max_tokens": None,  # each request has its own; the default, 16, would bound min_tokens
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(self.stop_token_ids),
