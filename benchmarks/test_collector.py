@@ -226,5 +226,5 @@ def test_a_hundred_thousand_groups(benchmark: Benchmark) -> None:
     bias = [trained[n] / offered[n] - 1 for n in range(groups // 10, groups)]
     print(
         f"\n{above} groups above the bound; mean duration of those trained on beside those offered: "
-        f"{min(bias):+.2%} to {max(bias):+.2%}, {statistics.fmean(bias):+.3%} on average, after 10,000 and more"
+        f"{min(bias):+.2%} to {max(bias):+.2%}, {statistics.fmean(bias):+.3%} on average, after 10,000"
     )

@@ -11,8 +11,10 @@ import asyncio
 import importlib.util
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -175,8 +177,29 @@ def lock_step() -> tuple[float, float, int]:
     return seconds, cpu, tokens
 
 
-async def collect(engine: Any, tokenizer: Any, *, in_flight: int, waits: bool) -> str:
-    """Collect all trajectories; return the figures, after the time of the engine alone right before.
+@dataclass(frozen=True)
+class Run:
+    """Times of a run of the collector, and of the engine alone right before it, in seconds."""
+
+    seconds: float
+    cpu_s: float
+    alone_s: float
+    alone_cpu_s: float
+
+    @property
+    def share(self) -> float:
+        """Speed, as a share of that of the engine alone."""
+        return self.alone_s / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{ANSWERS * SIZE / self.seconds:,.0f} tokens/s in {self.seconds:.1f} s, {self.cpu_s:.1f} s of "
+            f"processor time; the engine alone {self.alone_s:.1f} and {self.alone_cpu_s:.1f} s: {self.share:.0%}"
+        )
+
+
+async def collect(engine: Any, tokenizer: Any, *, in_flight: int, waits: bool) -> Run:
+    """Collect all trajectories, after the engine alone right before.
 
     Args:
         engine: The engine.
@@ -184,7 +207,7 @@ async def collect(engine: Any, tokenizer: Any, *, in_flight: int, waits: bool) -
         in_flight: Number of trajectories at once.
         waits: Whether the tool waits.
     """
-    alone = await engine_alone(engine, in_flight)
+    alone, alone_cpu = await engine_alone(engine, in_flight)
     compose = ToolCompose(
         [Work(lambda name: int(name.partition("/")[0]), waits=waits)], Anything(), per_call_timeout=None
     )
@@ -212,14 +235,19 @@ async def collect(engine: Any, tokenizer: Any, *, in_flight: int, waits: bool) -
     seconds, cpu = time.perf_counter() - start, time.process_time() - own
     await collector.aclose()
     assert tokens == ANSWERS * SIZE
-    return (
-        f"{tokens / seconds:,.0f} tokens/s in {seconds:.1f} s, {cpu:.1f} s of processor time; "
-        f"{alone / seconds:.0%} of the engine alone, {tokens / alone:,.0f} tokens/s"
-    )
+    return Run(seconds, cpu, alone, alone_cpu)
 
 
-async def engine_alone(engine: Any, in_flight: int) -> float:
-    """Return the seconds for as many answers, at most `in_flight` at once, with prompts that grow as well."""
+async def engine_alone(engine: Any, in_flight: int) -> tuple[float, float]:
+    """Sample as many answers, at most `in_flight` at once, to prompts that grow as well.
+
+    Args:
+        engine: The engine.
+        in_flight: Number of requests at once.
+
+    Returns:
+        Seconds, and seconds of processor time.
+    """
     numbers = iter(range(COUNT))
     prompts = {number: [7 + number % 50] * 60 for number in range(COUNT)}
 
@@ -230,9 +258,9 @@ async def engine_alone(engine: Any, in_flight: int) -> float:
                 found = await engine.sample(prompt, max_tokens=SIZE, key=f"alone{number}")
                 prompt = [*prompt, *found.ids, *[9] * 12]
 
-    start = time.perf_counter()
+    start, own = time.perf_counter(), time.process_time()
     await asyncio.gather(*(one_after_another() for _ in range(in_flight)))
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - own
 
 
 def test_unequal_trajectories(benchmark: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,23 +273,22 @@ def test_unequal_trajectories(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
 
     seconds, cpu, tokens = lock_step()
     print(
-        f"\nlock-step, {ROWS} rows: {tokens / seconds:,.0f} tokens/s in {seconds:.1f} s, {cpu:.1f} s of CPU"
+        f"\nlock-step, {ROWS} rows: {tokens / seconds:,.0f} tokens/s in {seconds:.1f} s, "
+        f"{cpu:.1f} s of processor time"
     )
     tokenizer = load_tiny()[1]
-    runs: dict[str, dict[str, Any]] = {
-        "64 at once": {"in_flight": 64, "waits": True},
-        "128 at once": {"in_flight": 128, "waits": True},
-        "64 at once, tools take no time": {"in_flight": 64, "waits": False},
-        "128 at once, tools take no time": {"in_flight": 128, "waits": False},
-    }
 
     async def run() -> None:
         sampling = exact(tokenizer)
         engine = VLLMEngine.from_model(TINY, tokenizer=tokenizer, engine_args=ARGS, sampling=sampling)
         try:
             await engine_alone(engine, 64)
-            for name, options in runs.items():
-                print(f"collector, {name}: {await collect(engine, tokenizer, **options)}")
+            for in_flight in (ROWS, COUNT):
+                found = await collect(engine, tokenizer, in_flight=in_flight, waits=True)
+                print(f"collector, {in_flight} at once: {found}; {seconds / found.seconds:.1f} × lock-step")
+            rounds = [await collect(engine, tokenizer, in_flight=COUNT, waits=False) for _ in range(3)]
+            print("collector, tools take no time:", *rounds, sep="\n  ")
+            print(f"  median {statistics.median(found.share for found in rounds):.0%} of the engine alone")
         finally:
             await engine.close()
 
