@@ -35,7 +35,7 @@ with warnings.catch_warnings():  # TorchRL warns of classes of its own as they a
 torch.set_num_threads(1)  # processor time counts the threads of torch that wait
 Benchmark = Callable[..., Any]
 BEFORE_MS = 52.0
-"""Processor time of an answer at 1 to 48 turns in lock-step, before conversations became values."""
+"""Processor time of an answer at 1 to 48 turns in lock-step at commit 427ad79, on a loaded machine."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The env passed to LLMCollector is missing:FutureWarning"),

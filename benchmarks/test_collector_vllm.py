@@ -193,8 +193,8 @@ class Run:
 
     def __str__(self) -> str:
         return (
-            f"{ANSWERS * SIZE / self.seconds:,.0f} tokens/s in {self.seconds:.1f} s, {self.cpu_s:.1f} s of "
-            f"processor time; the engine alone {self.alone_s:.1f} and {self.alone_cpu_s:.1f} s: {self.share:.0%}"
+            f"{ANSWERS * SIZE / self.seconds:,.0f} tokens/s in {self.seconds:.1f} s, {self.cpu_s:.1f} s "
+            f"of CPU; the engine alone {self.alone_s:.1f} and {self.alone_cpu_s:.1f} s: {self.share:.0%}"
         )
 
 
