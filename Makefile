@@ -35,7 +35,7 @@ test-floors: .venv-floors/ready
 	.venv-floors/bin/pytest -n $(QUICK_WORKERS) --maxprocesses 8 --quick --deselect test/test_packaging.py::test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pinned
 
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py test/engines
+	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py test/engines test/collectors
 
 test-legacy: .venv-legacy/ready
 	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py

@@ -43,7 +43,20 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "package",
-    ["", "parsers", "tools", "sandbox", "repl", "limits", "rollout", "records", "testing", "interactions"],
+    [
+        "",
+        "parsers",
+        "tools",
+        "sandbox",
+        "repl",
+        "limits",
+        "collectors",
+        "engines",
+        "rollout",
+        "records",
+        "testing",
+        "interactions",
+    ],
 )
 def test_every_public_name_has_a_place_in_the_api(package: str):
     module = importlib.import_module(f"torchrl_agentic.{package}".rstrip("."))

@@ -19,6 +19,8 @@ MODULES = (
     ".sandbox",
     ".repl",
     ".limits",
+    ".engines",
+    ".collectors",
     ".rollout",
     ".testing",
     ".interactions",

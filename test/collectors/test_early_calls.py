@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from torchrl_agentic import Effects, FunctionTool, ToolCompose, function_tool
+from torchrl_agentic import Effects, ToolCompose, tool
 from torchrl_agentic.collectors import Task
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.early_calls import Detokenizer
@@ -89,9 +89,9 @@ class Calls:
 
     def tools(self):
         return [
-            function_tool(self.look, effects=Effects.PURE),
-            function_tool(self.write, effects=Effects(writes=["page"])),
-            function_tool(self.reset, effects=Effects.EXCLUSIVE),
+            tool(self.look, effects=Effects.PURE),
+            tool(self.write, effects=Effects(writes=["page"])),
+            tool(self.reset, effects=Effects.EXCLUSIVE),
         ]
 
 
@@ -204,7 +204,7 @@ async def test_an_early_call_ends_with_its_trajectory(tokenizer):
         return ""
 
     engine = Dictated(tokenizer, [call("hang"), " "])
-    agent = Agent(ToolCompose([FunctionTool(hang)]), tokenizer, max_turns=4)
+    agent = Agent(ToolCompose([tool(hang)]), tokenizer, max_turns=4)
     running = asyncio.create_task(
         TrajectoryRun(agent, Requests(engine), TASK, name="t", speculate=True).run()
     )

@@ -66,6 +66,8 @@ class Interrupted:
         piece = list(rest[:size])
         values = [log_prob(self.turn, self.done + place) for place in range(size)]
         self.done += size
+        if on_ids is not None:
+            on_ids(piece)
         if finish != "aborted":
             self.turn, self.done = self.turn + 1, 0
         return Sampled(piece, values, finish, version)
@@ -135,7 +137,7 @@ def cases(draw):
         turns.append((text, draw(st.sampled_from([*ends, None, ends[0], ends[0]]))))
     bound = draw(st.sampled_from([None, None, 700, 2000]))
     cuts = Cuts(draw(st.integers(0, 2**32)), draw(st.sampled_from([0.0, 0.5, 0.9])))
-    return family, parser.name, turns, bound, cuts
+    return family, parser.name, turns, bound, cuts, draw(st.booleans())
 
 
 def environment(tokenizer, parser, stops, bound):
@@ -157,7 +159,7 @@ def environment(tokenizer, parser, stops, bound):
 @given(cases())
 @pytest.mark.filterwarnings("ignore")
 def test_a_collector_writes_the_ledger_of_the_environment(case):
-    family, parser, turns, bound, cuts = case
+    family, parser, turns, bound, cuts, speculate = case
     tokenizer = FAMILIES[family].tokenizer()
     stops = [tokenizer.convert_tokens_to_ids(stop) for stop in FAMILIES[family].stops]
     answers = [answer_ids(tokenizer, *turn) for turn in turns]
@@ -167,7 +169,9 @@ def test_a_collector_writes_the_ledger_of_the_environment(case):
         engine = Interrupted(answers, cuts)
         agent = Agent(transforms, None, max_turns=MAX_TURNS)
         requests = Requests(engine, stop_ids=agent.encoder.stop_token_ids)
-        run = TrajectoryRun(agent, requests, Task("t", QUESTION), name="t", max_new_tokens=100_000)
+        run = TrajectoryRun(
+            agent, requests, Task("t", QUESTION), name="t", max_new_tokens=100_000, speculate=speculate
+        )
         return await run.run(), engine
 
     transforms = environment(tokenizer, parser, stops, bound)

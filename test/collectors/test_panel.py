@@ -7,6 +7,7 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from rich.console import Console
 
 from torchrl_agentic.collectors.panel import collector_panel, panel_of
+from torchrl_agentic.collectors.span import Span
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def line_with(text, word):
 
 def test_it_shows_the_waits_by_cause_and_the_use_of_the_engine(stats, clock):
     one_batch(stats, clock)
+    stats.add(Span("trainer", clock.now, clock.now + 4))
     for name in "abc":
         stats.trajectory_began(name, "g")
         stats.request_began(name)
@@ -39,6 +41,7 @@ def test_it_shows_the_waits_by_cause_and_the_use_of_the_engine(stats, clock):
     assert "█" * 18 + "░" * 6 + " 3 of 4" in line_with(text, "engine")
     assert "17.5 s  80%" in line_with(text, "tool search")
     assert "the trainer waited 22.0 s" in text
+    assert "ready 4.0 s before" in line_with(text, "trainer  ")
     assert "0: 88%, 1: 12%" in line_with(text, "token ages")
 
 

@@ -215,11 +215,16 @@ async def test_a_stream_that_breaks_off_keeps_what_it_has_and_can_be_resumed(kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_error_in_a_stream_is_an_error(kind):
-    event = b'data: {"error": {"message": "no memory"}}\n\n'
+@pytest.mark.parametrize(
+    ("code", "error", "tries"),
+    [(400, ValueError, 1), (500, InfrastructureError, 3), (None, InfrastructureError, 3)],
+)
+async def test_an_error_in_a_stream_is_the_error_of_its_code(kind, code, error, tries):
+    event = json.dumps({"error": {"message": "no memory", "code": code}}).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-    with pytest.raises(InfrastructureError, match="no memory"):
-        await sample_from(kind, raw(head, event), stream=True)
+    with pytest.raises(error, match="no memory") as caught:
+        await sample_from(kind, raw(head, b"data: ", event, b"\n\n"), stream=True)
+    assert caught.value.visits == tries
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -400,7 +405,7 @@ async def test_a_prompt_that_leaves_no_room_reaches_no_server():
         await engine.sample([5] * 9, max_tokens=1, key="a")
 
 
-def test_answers_under_a_constraint_are_not_resumable():
+def test_answers_under_a_constraint_are_not_resumed():
     engine = HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer(), sampling={"regex": "a+"})
-    assert not engine.resumable
-    assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).resumable
+    assert not engine.can_resume
+    assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).can_resume

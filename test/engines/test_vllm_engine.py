@@ -1,47 +1,26 @@
 """`VLLMEngine` over a real vLLM, on the CPU, with our tiny model: `make test-vllm`. One engine for all."""
 
 import asyncio
-import copy
 import types
 from typing import ClassVar
 
 import pytest
 import pytest_asyncio
 import torch
+from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from tensordict import TensorDict
 
 from torchrl_agentic.engines import VLLMEngine
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.parsers.base import specs_of
 from torchrl_agentic.testing import EngineContract
-from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
+from torchrl_agentic.testing.tiny import TINY
 from torchrl_agentic.tools import PythonTool
 
 # vLLM warns of itself.
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 on_loop = pytest.mark.asyncio(loop_scope="module")
-
-MODEL, TOKENIZER = load_tiny()
-QUESTIONS = tiny_questions(8)
-CONTEXT = 1024
-ARGS = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_num_seqs": 8,
-    "max_model_len": CONTEXT,
-    "enable_prefix_caching": False,
-}
-
-
-def prompt_of(text):
-    return TOKENIZER.apply_chat_template(
-        [{"role": "user", "content": text}],
-        tools=list(specs_of([PythonTool()])),
-        add_generation_prompt=True,
-        return_dict=False,
-    )
-
-
-PROMPTS = [prompt_of(question["query"]) for question in QUESTIONS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +35,8 @@ def small_cache():
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def first(small_cache):
     """The engine that starts and ends vLLM; other engines of this file use its `AsyncLLM`."""
-    engine = VLLMEngine.from_model(TINY, engine_args=ARGS, temperature=0)
+    args = {**ARGS, "enable_prefix_caching": False}
+    engine = VLLMEngine.from_model(TINY, engine_args=args, temperature=0)
     yield engine
     await engine.close()
 
@@ -100,27 +80,6 @@ class TestVLLMEngine(EngineContract):
         engine = await self.make()
         yield engine
         await engine.close()
-
-
-def own_log_probs(model, prompt, ids):
-    """Log-probabilities of an answer as transformers computes them."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
-    return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
-
-
-def gap(model, prompt, found):
-    return (own_log_probs(model, prompt, found.ids) - torch.tensor(found.log_probs)).abs().max().item()
-
-
-def other_weights():
-    """The model with other weights, under which answers and log-probabilities differ."""
-    torch.manual_seed(0)
-    other = copy.deepcopy(MODEL)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.5 * parameter.std() * torch.randn_like(parameter))
-    return other
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -170,3 +129,262 @@ async def test_log_probs_are_those_of_the_new_weights_after_an_update(engine, fo
     assert after.version == 1
     assert gap(other, prompt, after) < 1e-3
     assert gap(MODEL, prompt, after) > 0.05
+
+
+WRONG = {
+    "missing": (lambda state: state.pop("model.norm.weight"), "missing: model.norm.weight"),
+    "unknown": (lambda state: state.update(other=torch.ones(1)), "unknown: other"),
+    "of another shape": (
+        lambda state: state.update({"model.norm.weight": torch.ones(3)}),
+        r"\(3,\) instead of",
+    ),
+    "none": (lambda state: state.clear(), "there are no weights"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@on_loop
+async def test_weights_of_another_model_are_refused_before_vllm_has_any_of_them(engine, wrong):
+    change, message = WRONG[wrong]
+    state = dict(other_weights().state_dict())
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        await engine.update(state)
+    found = await engine.sample(PROMPTS[0], max_tokens=48, key="a")
+    assert found.version == 0
+    assert gap(MODEL, PROMPTS[0], found) < 1e-3
+
+
+def begin(engine, prompt, key="a", max_tokens=800):
+    """Start a request; return its task, and an event for its first token."""
+    began = asyncio.Event()
+    task = asyncio.create_task(
+        engine.sample(prompt, max_tokens=max_tokens, key=key, on_ids=lambda _: began.set())
+    )
+    return task, began
+
+
+LONG = {"sampling": {"min_tokens": 800}}
+
+
+@on_loop
+async def test_an_aborted_answer_keeps_its_ids_with_the_log_probs_of_the_old_weights(llm, tmp_path):
+    engine, other = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG), other_weights()
+    other.save_pretrained(tmp_path)  # beforehand, because the answer takes about a second
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    await engine.update(tmp_path)
+    first = await task
+    assert (first.finish, first.version) == ("aborted", 0)
+    assert 0 < len(first.ids) == len(first.log_probs) < 800
+    assert gap(MODEL, PROMPTS[0], first) < 1e-3
+    rest = await engine.sample([*PROMPTS[0], *first.ids], max_tokens=40, key="a")
+    assert rest.version == 1
+    assert gap(other, [*PROMPTS[0], *first.ids], rest) < 1e-3
+    await engine.update(MODEL)
+    await engine.close()
+
+
+@on_loop
+async def test_a_draining_update_waits_for_answers_and_holds_new_ones_back(llm):
+    ended = []
+
+    async def load(_llm, _weights):
+        ended.append(task.done())
+
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, on_update="wait", load_weights=load, **LONG)
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    update = asyncio.create_task(engine.update("weights"))
+    for _ in range(4):  # until it holds requests back
+        await asyncio.sleep(0)
+    late = asyncio.create_task(engine.sample(PROMPTS[1], max_tokens=20, key="late"))
+    first = await task
+    assert (first.finish, first.version, len(first.ids)) == ("length", 0, 800)
+    assert await update == 1
+    assert ended == [True]
+    assert (await late).version == 1
+    await engine.close()
+
+
+@on_loop
+async def test_kept_answers_continue_under_the_new_weights(llm, tmp_path):
+    engine, other = VLLMEngine(llm, tokenizer=TOKENIZER, on_update="keep", **LONG), other_weights()
+    other.save_pretrained(tmp_path)
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    await engine.update(tmp_path)
+    found = await task
+    assert (found.finish, found.version, len(found.ids)) == ("length", 0, 800)
+    assert gap(MODEL, PROMPTS[0], found) > 0.05
+    tail = type(found)(found.ids[-20:], found.log_probs[-20:])
+    assert gap(other, [*PROMPTS[0], *found.ids[:-20]], tail) < 1e-2
+    await engine.update(MODEL)
+    await engine.close()
+
+
+@on_loop
+async def test_load_weights_replaces_the_way_in_which_weights_are_loaded(llm):
+    seen = []
+
+    async def load(given, weights):
+        seen.append((given is llm, weights, await llm.is_paused()))
+
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, load_weights=load)
+    assert await engine.update("over NCCL") == 1
+    assert seen == [(True, "over NCCL", True)]
+    assert not await llm.is_paused()
+    await engine.close()
+
+
+@on_loop
+async def test_after_a_failed_update_requests_fail_until_one_succeeds(llm):
+    fail = True
+
+    async def load(_llm, _weights):
+        if fail:
+            raise RuntimeError("the trainer is gone")
+
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, load_weights=load)
+    with pytest.raises(InfrastructureError, match="the trainer is gone"):
+        await engine.update("weights")
+    with pytest.raises(InfrastructureError, match="the trainer is gone"):
+        await engine.sample(PROMPTS[0], max_tokens=8, key="a")
+    fail = False
+    assert await engine.update("weights") == 1
+    assert (await engine.sample(PROMPTS[0], max_tokens=8, key="a")).version == 1
+    await engine.close()
+
+
+@on_loop
+async def test_an_update_goes_on_if_its_caller_is_cancelled(engine):
+    other = other_weights()
+    update = asyncio.create_task(engine.update(other))
+    await asyncio.sleep(0)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    while engine.version == 0:
+        await asyncio.sleep(0.01)
+    found = await engine.sample(PROMPTS[0], max_tokens=48, key="a")
+    assert found.version == 1
+    assert gap(other, PROMPTS[0], found) < 1e-3
+
+
+@on_loop
+async def test_a_cancelled_request_ends_in_vllm(llm):
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG)
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    assert llm.output_processor.get_num_unfinished_requests() == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert llm.output_processor.get_num_unfinished_requests() == 0
+    await engine.close()
+
+
+@on_loop
+async def test_an_answer_ends_with_a_further_stop_id_and_with_no_other_token(engine, llm):
+    whole = await engine.sample(PROMPTS[0], max_tokens=48, key="a")
+    stop = whole.ids[3]
+    other = VLLMEngine(llm, tokenizer=TOKENIZER, temperature=0, stop_token_ids=[stop])
+    found = await other.sample(PROMPTS[0], max_tokens=48, key="a")
+    assert (found.ids, found.finish) == (whole.ids[: whole.ids.index(stop) + 1], "stop")
+    await other.close()
+
+
+@on_loop
+async def test_the_pad_token_is_never_sampled(llm):
+    """Not even of two tokens, of which the other is the least likely one."""
+    pad = TOKENIZER.pad_token_id
+    with torch.no_grad():
+        other = MODEL(torch.tensor([PROMPTS[0]])).logits[0, -1].argmin().item()
+    assert other != pad
+    only = {"allowed_token_ids": [pad, other]}
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, temperature=0, sampling=only)
+    assert (await engine.sample(PROMPTS[0], max_tokens=1, key="a")).ids == [other]
+    await engine.close()
+
+
+@on_loop
+async def test_an_answer_ends_where_the_context_does(llm):
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, sampling={"min_tokens": 900})
+    prompt = (PROMPTS[0] * 20)[: CONTEXT - 10]
+    found = await engine.sample(prompt, max_tokens=100, key="a")
+    assert (len(found.ids), found.finish) == (10, "length")
+    await engine.close()
+
+
+@on_loop
+async def test_a_constraint_forces_calls_and_drains_at_updates(llm):
+    engine = VLLMEngine(
+        llm, tokenizer=TOKENIZER, parser="hermes", tools=specs_of([PythonTool()]), tool_choice="required"
+    )
+    assert not engine.can_resume
+    prompt = TOKENIZER.encode("<|im_start|>user\nhello hello<|im_end|>\n<|im_start|>assistant\n")
+    tasks = [begin(engine, prompt, key=str(n)) for n in range(4)]
+    for _, began in tasks:
+        await began.wait()
+    await engine.update(None)
+    found = [await task for task, _ in tasks]
+    assert all(one.finish in ("stop", "length") for one in found)
+    ended = [one for one in found if one.finish == "stop"]
+    for one in ended:
+        calls = get_parser("hermes").parse(TOKENIZER.decode(one.ids[:-1])).calls
+        assert [(call.tool, call.error) for call in calls] == [("python", None)] * len(calls)
+        assert calls
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        VLLMEngine(
+            llm,
+            tokenizer=TOKENIZER,
+            parser="hermes",
+            tools=specs_of([PythonTool()]),
+            tool_choice="required",
+            on_update="abort",
+        )
+    await engine.close()
+
+
+@on_loop
+async def test_wrong_arguments_are_refused(llm):
+    for name in ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs"):
+        with pytest.raises(ValueError, match=f"sampling cannot have {name}"):
+            VLLMEngine(llm, tokenizer=TOKENIZER, sampling={name: 1})
+    with pytest.raises(ValueError, match="on_update is 'abort', 'wait' or 'keep'"):
+        VLLMEngine(llm, tokenizer=TOKENIZER, on_update="drop")
+    with pytest.raises(TypeError, match="agent_policy takes a vllm"):
+        VLLMEngine(object(), tokenizer=TOKENIZER)
+
+
+@on_loop
+async def test_its_bounds_are_those_of_vllm(engine):
+    assert (engine.max_concurrent, engine.context_length) == (8, CONTEXT)
+
+
+@on_loop
+async def test_without_log_probs_there_are_none(llm):
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, log_probs=False)
+    assert (await engine.sample(PROMPTS[0], max_tokens=8, key="a")).log_probs is None
+    await engine.close()
+
+
+def test_another_event_loop_is_refused(first, llm):
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER)
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(engine.sample(PROMPTS[0], max_tokens=8, key="a"))
+
+
+@on_loop
+async def test_a_dead_engine_is_an_infrastructure_error(llm):
+    """The last test of this file: it ends vLLM."""
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG)
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    llm.engine_core.shutdown()
+    with pytest.raises(InfrastructureError, match="EngineDeadError"):
+        await task
+    with pytest.raises(InfrastructureError, match="EngineDeadError"):
+        await engine.sample(PROMPTS[0], max_tokens=8, key="b")
+    with pytest.raises(InfrastructureError):
+        await engine.update(None)
+    await engine.close()

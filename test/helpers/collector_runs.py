@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.timeline import TimelineWriter
+from torchrl_agentic.messages import Status
 
 
 class SetClock:
@@ -72,7 +73,7 @@ def one_batch(
             if turn == n_turns:
                 break
             is_slow = place == len(names) - 1 and turn == n_turns - 1
-            took, status = (slow_s, "timeout") if is_slow else (1.0, "ok")
+            took, status = (slow_s, Status.TIMEOUT.name) if is_slow else (1.0, Status.OK.name)
             spans = [
                 Span("tool", at, at + took, name, "search", turn, batch, status=status),
                 Span("tools", at, at + took, name, "", turn, batch),

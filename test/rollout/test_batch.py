@@ -27,10 +27,8 @@ from torchrl_agentic import (
     collate_rows,
 )
 from torchrl_agentic.messages import Message
-from torchrl_agentic.parsers import HermesParser
-from torchrl_agentic.rollout import agent_policy, group_advantage, rollout, training_policy, trajectory_batch
+from torchrl_agentic.rollout import agent_policy, group_advantage, training_policy, trajectory_batch
 from torchrl_agentic.rollout.scripted import add_answers
-from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import history as border
 
 with warnings.catch_warnings():  # TorchRL warns of classes of its own as they are defined
@@ -123,28 +121,6 @@ def test_a_rollout_that_repeats_the_last_step_of_a_row_counts_it_once(tokenizer)
     env.close()
     assert rollout["next", "done"].squeeze(-1).sum() == 3
     assert answers(trajectory_batch(rollout), tokenizer) == ["row 0, turn 0", "row 1"]
-
-
-class CountingParser(HermesParser):
-    """Stores the rows that it has read."""
-
-    def __init__(self):
-        super().__init__()
-        self.read = []
-
-    def parse(self, response, **options):
-        self.read.append(response)
-        return super().parse(response, **options)
-
-
-def test_a_row_that_has_ended_is_neither_parsed_nor_stepped():
-    parser = CountingParser()
-    env = chat_env((2,), ToolCompose([add], parser), EndTrajectory(when_no_calls=True))
-    policy = ScriptedPolicy(lambda chat: "end" if chat[0].content == "a" or len(chat) > 4 else CALL)
-    found = rollout(env, policy, [[Message("user", "a")], [Message("user", "b")]])
-    env.close()
-    assert parser.read == ["end", CALL, CALL, "end"]
-    assert [len(one.messages) for one in found] == [2, 6]
 
 
 def test_a_row_that_has_ended_stays_as_it_is_when_others_are_stepped():

@@ -1,17 +1,18 @@
 """Asking the tiny model: every question is answered once, and ends where the model ends it."""
 
+import asyncio
 import json
 
 import pytest
 import torch
-from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.llm import ChatEnv
 from typer.testing import CliRunner
 
-from torchrl_agentic import EndTrajectory, Message, PythonTool, ToolCompose, TurnTokenizer
+from torchrl_agentic import Message, PythonTool, ToolCompose
 from torchrl_agentic.cli.main import app
+from torchrl_agentic.collectors import CollectorError
+from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.records import read_records
-from torchrl_agentic.rollout import agent_policy, chats_of, rollout
+from torchrl_agentic.rollout import answer_reward, as_engine, rollout, tasks_of
 from torchrl_agentic.rollout.evaluate import Sample, evaluate
 from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
 
@@ -54,28 +55,33 @@ def test_all_are_answered_in_their_order_also_when_the_last_batch_is_not_full(ti
     assert all((answer.trajectory.ledger is not None) == (mode == "tokens") for answer in answers)
 
 
-def test_rows_that_have_ended_are_not_asked_again(tiny):
+def test_rollout_returns_trajectories_in_the_order_of_the_tasks(tiny):
     model, tokenizer = tiny
+    asked = tiny_questions(12, seed=4)  # two of which take two calls in turn
     compose = ToolCompose([PythonTool()])
-    turns = TurnTokenizer(tokenizer, tools=compose.tools, raise_on_drift=True)
-    ending = EndTrajectory(max_turns=4, when_no_calls=True)
-    env = TransformedEnv(ChatEnv(batch_size=(12,)), Compose(compose, ending, turns))
-    policy, sizes = agent_policy(model, tokenizer, temperature=0, max_new_tokens=64), []
-
-    def counted(td):
-        sizes.append(len(td))
-        return policy(td)
-
-    asked = [one["query"] for one in tiny_questions(12, seed=4)]  # two of which take two calls in turn
-    found = rollout(env, counted, chats_of(asked, SYSTEM), max_turns=4)
-    assert sizes[:2] == [12, 12]
-    assert len(sizes) == 3
-    assert 0 < sizes[2] < 6
+    engine = as_engine(model, tokenizer, temperature=0)
+    found = rollout(compose, engine, tokenizer, tasks_of(asked, SYSTEM), max_turns=4, max_new_tokens=64)
+    assert [one.task.answer for one in found] == [one["answer"] for one in asked]
+    assert [one.messages[1].content for one in found] == [one["query"] for one in asked]
     assert all(one.has_ended for one in found)
+    assert sum(answer_reward(one.answer, one.task.answer) for one in found) >= 9
     assert not any(one.ledger.mask[-1] for one in found), "the boundary behind the last answer"
-    with pytest.raises(ValueError, match="1 conversations for 12 rows"):
-        rollout(env, policy, chats_of(["q"]))
-    env.close()
+    asyncio.run(engine.close())
+    compose.close()
+
+
+def test_the_failure_of_a_trajectory_ends_a_rollout(tiny):
+    class Broken(ScriptedEngine):
+        async def sample(self, ids, **options):
+            raise ValueError("no such prompt")
+
+    with pytest.raises(CollectorError, match="no such prompt"):
+        rollout(ToolCompose([PythonTool()]), Broken([["a"]], tiny[1]), tiny[1], tasks_of(["q"]))
+
+
+def test_a_model_of_another_type_is_refused(tiny):
+    with pytest.raises(TypeError, match="got str"):
+        as_engine("gpt", tiny[1])
 
 
 def run(*arguments):

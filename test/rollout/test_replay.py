@@ -169,7 +169,7 @@ def test_conversations_are_taken_as_they_are_needed(recorded):
 
     at_turn = []
     replay(reading(), [half, Counter()], rows=2, recorder=lambda turn: at_turn.append(len(taken)))
-    assert at_turn[0] == 2
+    assert at_turn[0] <= 2
     assert at_turn[-1] == 5
 
 

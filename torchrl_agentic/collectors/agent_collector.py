@@ -27,6 +27,7 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
@@ -41,10 +42,13 @@ from torchrl_agentic.collectors.requests import OnUpdate, Requests
 from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, RolloutLoop
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.trajectory import Reward
 from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
+from torchrl_agentic.records import Recorder
 from torchrl_agentic.tokens.writer import check_tokenizer
 
 with warnings.catch_warnings():
@@ -54,6 +58,8 @@ with warnings.catch_warnings():
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
+REWARD_THREADS = 64
+"""Number of sync reward functions that run at once."""
 
 
 @dataclass(slots=True)
@@ -119,8 +125,9 @@ class AgentCollector(BaseCollector):
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
             engine.
-        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
-            Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms, or
+            None if it cannot tell. Sync ones run on a thread; async ones are awaited. Other trajectories go
+            on meanwhile.
         trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
@@ -133,9 +140,10 @@ class AgentCollector(BaseCollector):
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
             `stop_token_ids` and `template_kwargs`.
-        weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine while
-            nothing is sampled; None: `Engine.update` gets the weights.
+        weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
+            thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
+        timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
         post_collect_hook: Called with each batch, as in TorchRL's collectors.
 
     Attributes:
@@ -170,6 +178,7 @@ class AgentCollector(BaseCollector):
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
         speculate: bool = False,
+        timeline: str | Path | Recorder | TimelineWriter | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
@@ -207,21 +216,23 @@ class AgentCollector(BaseCollector):
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
-        self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
-        self._admission = Admission(groups_per_batch, max_staleness, engine.version)
-        self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
+        self._max_in_flight: int | Literal["auto"] = max_in_flight
+        self._on_failure: OnFailure = on_failure
+        self._max_replacements = max_replacements
+        self._new_state()  # raises for wrong arguments
         self._engine_retries = engine_retries
-        threads = self._agent.dispatcher.threads
+        self._on_update: OnUpdate = on_update
+        threads = WorkerThreads(REWARD_THREADS)  # of their own: rewards that hang must not stop the tools
         self._options = LoopOptions(
             group_size,
             max_new_tokens,
-            on_update,
             trajectory_timeout,
             quorum,
             None if reward is None else _awaited(reward, threads.run),
             speculate,
         )
         self._weight_updater = weight_updater
+        self._timeline = timeline
         self._prefix = f"c{next(_numbers)}"
         self._running: _Running | None = None
         self._skipped: frozenset[int] = frozenset()
@@ -239,7 +250,15 @@ class AgentCollector(BaseCollector):
         """Number of weight updates of the engine so far."""
         return self.engine.version
 
-    def _start(self, *, is_own: bool) -> _Running:
+    def _new_state(self) -> tuple[Admission, Capacity, FailurePolicy]:
+        """Create the state machines that decide for one `RolloutLoop`."""
+        return (
+            Admission(self._groups_per_batch, self._max_staleness, self.engine.version),
+            Capacity(self._max_in_flight, engine_concurrent=getattr(self.engine, "max_concurrent", 256)),
+            FailurePolicy(self._on_failure, max_replacements=self._max_replacements),
+        )
+
+    def _start(self) -> _Running:
         """Create the loop of this collector on the running event loop, unless there is one already."""
         running, loop = self._running, asyncio.get_running_loop()
         if running is not None and running.pid == os.getpid():
@@ -253,7 +272,9 @@ class AgentCollector(BaseCollector):
         stats = CollectorStats(
             loop.time,
             groups_per_batch=self._groups_per_batch,
+            group_size=self._options.quorum or self._options.group_size,
             max_concurrent=getattr(self.engine, "max_concurrent", None),
+            timeline=_timeline_writer(self._timeline),
         )
         encoder = self._agent.encoder
         requests = Requests(
@@ -261,29 +282,33 @@ class AgentCollector(BaseCollector):
             stop_ids=() if encoder is None else encoder.stop_token_ids,
             vocabulary=None if encoder is None else len(encoder.tokenizer),
             retries=self._engine_retries,
+            on_update=self._on_update,
+            is_pushed=self._weight_updater is not None,
             stats=stats,
         )
+        admission, capacity, failures = self._new_state()
         rollouts = RolloutLoop(
             self._agent,
             requests,
             self._tasks,
-            admission=self._admission,
-            capacity=self._capacity,
-            failures=self._failures,
+            admission=admission,
+            capacity=capacity,
+            failures=failures,
             stats=stats,
             prefix=self._prefix,
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,
             options=self._options,
         )
+        is_own = event_loop.is_running_here()
         self._running = _Running(rollouts, stats, loop, is_own, os.getpid())
         weakref.finalize(self, _close_later, rollouts, loop, os.getpid()).atexit = False
         if is_own:
             _open.add(self)
         return self._running
 
-    async def _next(self, *, is_own: bool) -> list[Group] | None:
-        return await self._start(is_own=is_own).rollouts.next_batch()
+    async def _next(self) -> list[Group] | None:
+        return await self._start().rollouts.next_batch()
 
     def iterator(self) -> Iterator[LazyStackedTensorDict]:
         """Iterate over the batches, from any thread.
@@ -303,7 +328,7 @@ class AgentCollector(BaseCollector):
 
     def _groups(self) -> Iterator[list[Group]]:
         try:
-            while (groups := event_loop.run(self._next(is_own=True))) is not None:
+            while (groups := event_loop.run(self._next())) is not None:
                 yield groups
         except GeneratorExit:
             raise
@@ -313,7 +338,7 @@ class AgentCollector(BaseCollector):
 
     async def __aiter__(self) -> AsyncIterator[LazyStackedTensorDict]:
         try:
-            while (groups := await self._next(is_own=False)) is not None:
+            while (groups := await self._next()) is not None:
                 yield self._batch(groups)
         except GeneratorExit:
             raise
@@ -322,10 +347,11 @@ class AgentCollector(BaseCollector):
             raise
 
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
-        if self._agent.encoder is None:
+        encoder = self._agent.encoder
+        if encoder is None or encoder.use_inference_chat_template:
             raise TypeError(
-                f"{type(self.engine).__name__} takes messages, so that its trajectories have no tokens to "
-                "train on: iterate over collector.trajectories(), or use rollout() or evaluate()"
+                "these trajectories have no tokens to train on, since the engine takes messages, or each "
+                "prompt is rendered anew: use collector.trajectories(), rollout() or evaluate()"
             )
         batch = collector_batch([(group.number, group.done) for group in groups])
         self._iter += 1
@@ -364,11 +390,11 @@ class AgentCollector(BaseCollector):
         Returns:
             The new policy version.
         """
-        running = self._start(is_own=False) if self._running is None else self._running
+        running = self._start() if self._running is None else self._running
         updater = self._weight_updater
         if updater is None:
             return await running.rollouts.update(named_weights(weights))
-        return await running.rollouts.update(lambda: updater.push_weights(weights))
+        return await running.rollouts.update(None, lambda: updater.push_weights(weights))
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop of the collector, from another thread, and wait."""
@@ -382,6 +408,8 @@ class AgentCollector(BaseCollector):
                     "this would wait for its own event loop: await collector.update_weights(...) or "
                     "collector.aclose()"
                 )
+        if not running.loop.is_running():
+            return running.loop.run_until_complete(coroutine)
         return asyncio.run_coroutine_threadsafe(coroutine, running.loop).result()
 
     def shutdown(
@@ -481,12 +509,18 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
+def _timeline_writer(timeline: str | Path | Recorder | TimelineWriter | None) -> TimelineWriter | None:
+    if timeline is None or isinstance(timeline, TimelineWriter):
+        return timeline
+    return TimelineWriter.beside(timeline) if isinstance(timeline, Recorder) else TimelineWriter(timeline)
+
+
 def _awaited(
     reward: Callable[[Trajectory], Any], in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
 ) -> Reward:
     """Return a reward function as a coroutine function; a sync one runs on a thread."""
 
-    async def call(trajectory: Trajectory) -> float:
+    async def call(trajectory: Trajectory) -> float | None:
         if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
             return await reward(trajectory)
         found = await in_thread(lambda: reward(trajectory))

@@ -153,7 +153,8 @@ class EarlyCalls:
         waited = asyncio.gather(*early.values())
         results: list[ToolResult | None] = [None] * len(calls)
         if rest:
-            (found,) = await self._dispatcher.run([(self._session, [calls[i] for i in rest], state)])
+            others = [calls[number] for number in rest]
+            (found,) = await self._dispatcher.run([(self._session, others, state)], places=[rest])
             for number, result in zip(rest, found, strict=True):
                 results[number] = result
         else:

@@ -11,7 +11,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.collectors.stats_table import ages_of, bias_of, duration, name_of, short_name
+from torchrl_agentic.collectors.stats_table import (
+    ages_of,
+    bias_of,
+    busy_trainer_of,
+    duration,
+    name_of,
+    short_name,
+)
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import one_line
 
@@ -75,6 +82,8 @@ def _facts(snapshot: Mapping[str, JSON]) -> Table:
     table.add_row("engine", use)
     ready = f"{batches['complete_groups']} of {batches['groups_per_batch']} groups of the next one complete"
     table.add_row("batches", f"{batches['n']}; {ready}")
+    if busy := busy_trainer_of(snapshot):
+        table.add_row("trainer", busy)
     if ages := snapshot["ages"]["last"]:
         table.add_row("token ages", f"{ages_of(ages)} (updates)")
     if bias := bias_of(snapshot["lengths"]):
@@ -135,5 +144,5 @@ def _titled(title: str) -> Table:
 
 def _bar(share: float, style: str) -> Text:
     """Return a bar; its length, not only its color, shows the share."""
-    filled = round(_BAR * min(1.0, max(0.0, share)))
+    filled = round(_BAR * share)
     return Text.assemble(("█" * filled, style), ("░" * (_BAR - filled), "dim"))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from torchrl_agentic.collectors.stats import CollectorStats, Event
 from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
@@ -25,6 +28,71 @@ class WrongAnswer(InfrastructureError):
     """An engine broke its protocol: unknown ids, too many tokens, log-probabilities of another length."""
 
 
+class EngineCrash(InfrastructureError):
+    """An engine raised an exception that its protocol does not know; the request is not made again."""
+
+
+def is_cancelling() -> bool:
+    """Return True if the running task was cancelled; False if a CancelledError came from what it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class _Gate:
+    """Answers that must not contain an update, and the updates that wait for their end."""
+
+    def __init__(self) -> None:
+        self._n_open = 0
+        self._admits, self._idle = asyncio.Event(), asyncio.Event()
+        self._admits.set()
+        self._idle.set()
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def answer(self) -> AsyncGenerator[None]:
+        """Hold updates back in this context, which begins once no update is under way."""
+        while not self._admits.is_set():
+            await self._admits.wait()
+        self._n_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._n_open -= 1
+            if not self._n_open:
+                self._idle.set()
+
+    @contextlib.asynccontextmanager
+    async def update(self, abort: Callable[[], Awaitable[object]] | None = None) -> AsyncGenerator[None]:
+        """Hold answers back in this context, which begins once those that run have ended.
+
+        Args:
+            abort: Ends those that run, or None to wait for them.
+        """
+        async with self._lock:
+            self._admits.clear()
+            try:
+                if abort is not None:
+                    await abort()
+                await self._idle.wait()
+                yield
+            finally:
+                self._admits.set()
+
+
+_gates: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate]]
+_gates = weakref.WeakKeyDictionary()
+
+
+def _gate_of(engine: Any) -> _Gate:
+    """Return the gate of an engine on the running event loop, which all collectors over it share."""
+    try:
+        gates = _gates.setdefault(engine, weakref.WeakKeyDictionary())
+    except TypeError:  # the engine has no weak references, or no hash
+        return _Gate()
+    return gates.setdefault(asyncio.get_running_loop(), _Gate())
+
+
 class Requests:
     """The requests of a collector to its engine.
 
@@ -34,6 +102,10 @@ class Requests:
         vocabulary: Number of token ids; None: unknown.
         retries: Number of times that a request is made again after an InfrastructureError.
         backoff_s: Seconds before the first retry; doubled before each further one.
+        on_update: What an update does to running answers. "resume": they are aborted, and go on under the new
+            weights. "finish": they end under the old ones first, while new ones wait; also if the engine
+            cannot resume (`can_resume`), and for the updates of other collectors over the same engine.
+        is_pushed: Whether weights are loaded from outside the engine, so that no request may be open then.
         stats: Counts requests, aborted and resumed answers; None: nothing is counted.
     """
 
@@ -45,21 +117,28 @@ class Requests:
         vocabulary: int | None = None,
         retries: int = 3,
         backoff_s: float = 0.5,
+        on_update: OnUpdate = "resume",
+        is_pushed: bool = False,
         stats: CollectorStats | None = None,
     ) -> None:
         self.engine: Any = engine
         self._stop_ids = frozenset(stop_ids)
         self._vocabulary = vocabulary
         self._retries, self._backoff_s = retries, backoff_s
+        self._on_update: OnUpdate = on_update
+        self._is_pushed = is_pushed
         self._stats = stats
-        self._n_open = 0
-        self._admits = asyncio.Event()
-        self._admits.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._gate = _gate_of(engine)
+        self._knows_log_probs = True
 
     async def sample(
-        self, writer: TokenWriter, *, max_tokens: int, key: str, on_ids: OnIds | None = None
+        self,
+        writer: TokenWriter,
+        *,
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None = None,
+        media: Mapping[str, Sequence[Any]] | None = None,
     ) -> tuple[list[int], Finish]:
         """Sample one answer behind the tokens of a trajectory, and append it to them.
 
@@ -71,6 +150,7 @@ class Requests:
             max_tokens: Upper bound on the tokens of the answer.
             key: Name of the trajectory.
             on_ids: Called with each piece of the answer.
+            media: Images and videos of the conversation by kind, in the order of their placeholders.
 
         Returns:
             The ids of the whole answer, and "stop" or "length".
@@ -79,14 +159,32 @@ class Requests:
             InfrastructureError: If the engine fails more often than `retries` allows, or breaks its protocol.
             ValueError: If the engine cannot take the prompt.
         """
+        async with self._answering():
+            return await self._sample(writer, max_tokens, key, on_ids, media)
+
+    def _answering(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Return the context of one answer, its retries and resumed parts included."""
+        return self._gate.answer() if self._drains else contextlib.nullcontext()
+
+    @property
+    def _drains(self) -> bool:
+        return self._on_update == "finish" or not getattr(self.engine, "can_resume", True)
+
+    async def _sample(
+        self,
+        writer: TokenWriter,
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None,
+        media: Mapping[str, Sequence[Any]] | None,
+    ) -> tuple[list[int], Finish]:
         answer: list[int] = []
         n_empty = 0
         while True:
             left = max_tokens - len(answer)
-            ask = functools.partial(self._ask, writer.ids, left, key, on_ids)
+            ask = functools.partial(self._ask, writer.ids, left, key, on_ids, media)
             found = await self._with_retries(ask, key)
-            ids = list(found.ids)
-            self._check(ids, found.log_probs, left)
+            ids = self._checked(found, left)
             writer.add_sampled(ids, found.log_probs, version=found.version)
             answer += ids
             if found.finish != "aborted":
@@ -100,7 +198,7 @@ class Requests:
             n_empty = 0 if ids else n_empty + 1
             if n_empty > MAX_EMPTY_ABORTS:
                 raise InfrastructureError(f"the engine aborted {key} {n_empty} times without a token")
-            await asyncio.sleep(0 if ids else 0.01)
+            await asyncio.sleep(0 if ids else min(1.0, 0.01 * 2**n_empty))
 
     async def chat(self, ask: Callable[[Any], Awaitable[T]], key: str) -> T:
         """Make a request for a message.
@@ -112,12 +210,30 @@ class Requests:
         Raises:
             InfrastructureError: If the engine fails more often than `retries` allows.
         """
-        return await self._with_retries(lambda: self._counted(lambda: ask(self.engine)), key)
+        async with self._answering():
+            return await self._with_retries(lambda: self._counted(lambda: ask(self.engine)), key)
 
-    async def _ask(self, ids: Sequence[int], max_tokens: int, key: str, on_ids: OnIds | None) -> Sampled:
+    async def _ask(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None,
+        media: Mapping[str, Sequence[Any]] | None,
+    ) -> Sampled:
+        if media and not getattr(self.engine, "takes_media", False):
+            raise ValueError(
+                f"{type(self.engine).__name__} takes no {' or '.join(media)}: takes_media is not set"
+            )
+        more = {"media": media} if media else {}
+
         async def ask() -> Sampled:
             version = self.engine.version
-            found: Sampled = await self.engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+            found: Sampled = await self.engine.sample(
+                ids, max_tokens=max_tokens, key=key, on_ids=on_ids, **more
+            )
+            if not isinstance(cast("object", found), Sampled):
+                raise WrongAnswer(f"the engine returned {type(found).__name__} instead of Sampled")
             if found.version is not None:
                 return found
             return Sampled(found.ids, found.log_probs, found.finish, version)
@@ -125,18 +241,22 @@ class Requests:
         return await self._counted(ask)
 
     async def _counted(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Wait until requests may be made, make one, and count it while it is open."""
-        await self._admits.wait()
-        self._n_open += 1
-        self._idle.clear()
+        """Make a request, count it while it is open, and raise errors that the protocol knows."""
         if self._stats is not None:
             self._stats.request_began()
+        holds = self._gate.answer() if self._is_pushed and not self._drains else contextlib.nullcontext()
         try:
-            return await ask()
+            async with holds:
+                return await ask()
+        except asyncio.CancelledError as error:
+            if is_cancelling():
+                raise
+            raise InfrastructureError(f"{type(self.engine).__name__} cancelled a request") from error
+        except (InfrastructureError, ValueError):
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise EngineCrash(f"{type(self.engine).__name__} raised {error!r}") from error
         finally:
-            self._n_open -= 1
-            if not self._n_open:
-                self._idle.set()
             if self._stats is not None:
                 self._stats.request_ended()
 
@@ -144,7 +264,7 @@ class Requests:
         for attempt in range(self._retries + 1):
             try:
                 return await ask()
-            except WrongAnswer:
+            except (WrongAnswer, EngineCrash):
                 raise
             except InfrastructureError as error:
                 if attempt == self._retries:
@@ -157,13 +277,24 @@ class Requests:
         if self._stats is not None:
             self._stats.count(event)
 
-    def _check(self, ids: Sequence[int], log_probs: Sequence[float] | None, max_tokens: int) -> None:
-        """Raise WrongAnswer if an answer breaks the protocol of engines."""
+    def _checked(self, found: Sampled, max_tokens: int) -> list[int]:
+        """Return the ids of an answer; raise WrongAnswer if it breaks the protocol of engines."""
+        ids, log_probs = _list_of(found.ids, Integral, "token ids"), found.log_probs
         if len(ids) > max_tokens:
             raise WrongAnswer(
                 f"the engine sampled {len(ids)} tokens, but at most {max_tokens} were asked for"
             )
-        if log_probs is not None and len(log_probs) != len(ids):
+        if found.finish not in get_args(Finish):
+            raise WrongAnswer(f"finish is one of {', '.join(get_args(Finish))}; got {found.finish!r}")
+        if log_probs is None:
+            if ids and self._knows_log_probs:
+                self._knows_log_probs = False
+                logger.warning(
+                    "%s returns no log-probabilities: those of the batches are NaN, and losses with "
+                    "importance weights too",
+                    type(self.engine).__name__,
+                )
+        elif len(_list_of(log_probs, Real, "log-probabilities")) != len(ids):
             raise WrongAnswer(f"the engine returned {len(ids)} ids and {len(log_probs)} log-probabilities")
         bound = self._vocabulary
         if ids and bound is not None and not 0 <= min(ids) <= max(ids) < bound:
@@ -171,23 +302,36 @@ class Requests:
                 f"the engine returned ids from {min(ids)} to {max(ids)}, but the tokenizer has {bound} ids: "
                 "is it the tokenizer of this model?"
             )
+        return ids
 
-    async def update(self, weights: Any, on_update: OnUpdate) -> int:
-        """Update the weights of the engine.
+    async def update(self, weights: Any, push: Callable[[], object] | None = None) -> int:
+        """Update the weights of the engine, once answers that must not contain an update have ended.
 
         Args:
             weights: As `Engine.update` takes them.
-            on_update: "resume": running requests are aborted and go on under the new weights. "finish": they
-                end under the old ones first, while new requests wait.
+            push: Loads the weights instead of the engine, on a thread, while no request is open; or None.
 
         Returns:
             The new policy version.
         """
-        if on_update == "resume":
-            return await self.engine.update(weights)
-        self._admits.clear()
-        try:
-            await self._idle.wait()
-            return await self.engine.update(weights)
-        finally:
-            self._admits.set()
+        if push is None:
+            async with self._gate.update():
+                return await self.engine.update(weights)
+        if self._drains:
+            async with self._gate.update():
+                await asyncio.to_thread(push)
+                return await self.engine.update(None)
+        async with self._gate.update(lambda: self.engine.update(None)):  # which aborts what runs
+            await asyncio.to_thread(push)
+            return self.engine.version
+
+
+def _list_of(values: Any, kind: type, name: str) -> list[Any]:
+    """Return values as a list; raise WrongAnswer if they are not of one kind."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, Sequence):
+        found = list(cast("Sequence[Any]", values))
+        if all(issubclass(one, kind) for one in set(map(type, found))):
+            return found
+    raise WrongAnswer(f"the engine returned {values!r:.80} instead of a list of {name}")

@@ -6,9 +6,10 @@ It lives on one event loop. `Admission` and `Capacity` decide what may begin and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +17,17 @@ from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
-from torchrl_agentic.collectors.requests import OnUpdate, Requests
+from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
+from torchrl_agentic.dispatch.threads import WorkerThreads
 
 logger = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 30.0
+"""Seconds that cancelled trajectories may take to end, longer than tools may take to close."""
 
 
 class CollectorError(RuntimeError):
@@ -35,7 +40,6 @@ class LoopOptions:
 
     group_size: int = 1
     max_new_tokens: int = 1024
-    on_update: OnUpdate = "resume"
     trajectory_timeout: float | None = None
     quorum: int | None = None
     reward: Reward | None = None
@@ -53,6 +57,7 @@ class Group:
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by index.
         attempts: Number of trajectories that failed and were replaced.
+        is_whole: Whether it waits for its batch or has left; further trajectories do not count.
     """
 
     number: int
@@ -61,6 +66,7 @@ class Group:
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
+    is_whole: bool = False
 
 
 class RolloutLoop:
@@ -105,6 +111,10 @@ class RolloutLoop:
         self._groups: dict[int, Group] = {}
         self._waiting: deque[tuple[Group, int]] = deque()
         self._own_tasks: list[asyncio.Task[None]] = []
+        self._trajectories: set[asyncio.Task[None]] = set()
+        self._reader = WorkerThreads(1)
+        self._last_failure: BaseException | None = None
+        self._has_whole_groups = False
         self._error: BaseException | None = None
         self._taking = asyncio.Lock()
         self._is_closed = False
@@ -139,6 +149,8 @@ class RolloutLoop:
                 self._leave(groups)
             finally:
                 self._stats.wait_ended()
+            if self._error is None and not groups and not self._is_closed and not self._has_whole_groups:
+                self._error = self._last_failure  # every group was dropped
             if self._error is not None:
                 raise CollectorError(f"the collector ended: {self._error}") from self._error
             return groups or None
@@ -169,18 +181,18 @@ class RolloutLoop:
             self._restart(self._groups[number])
         return self._admission.take()
 
-    async def update(self, weights: Any) -> int:
+    async def update(self, weights: Any, push: Callable[[], object] | None = None) -> int:
         """Load new weights; what was handed out counts as trained on, and running trajectories continue.
 
         Args:
             weights: As the engine takes them.
+            push: Loads the weights instead of the engine; see `Requests.update`.
 
         Returns:
             The new policy version.
         """
         start = self._loop.time()
-        can_resume = getattr(self._requests.engine, "can_resume", True)
-        version = await self._requests.update(weights, self._options.on_update if can_resume else "finish")
+        version = await self._requests.update(weights, push)
         self._follow_version()
         self._stats.add(Span("update", start, self._loop.time(), version=version))
         self._changed.set()
@@ -190,14 +202,17 @@ class RolloutLoop:
         """Cancel all trajectories, and close what they hold open; may be called again."""
         self._is_closed = True
         self._changed.set()
-        running = [task for group in self._groups.values() for task in group.running.values()]
-        running += self._own_tasks
+        running = {*self._trajectories, *self._own_tasks}
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            _, late = await asyncio.wait(running, timeout=CLOSE_LIMIT_S)
+            if late:
+                logger.error("%d trajectories do not end although they were cancelled", len(late))
         self._groups.clear()
         self._waiting.clear()
         await self._agent.close()
+        self._reader.close()
         self._stats.stop()
 
     def _follow_version(self) -> None:
@@ -219,25 +234,50 @@ class RolloutLoop:
 
     async def _begin_groups(self) -> None:
         """Begin groups as admission and capacity allow, until the tasks end."""
-        number = -1
         try:
-            async for row in _each(self._tasks):
-                number += 1
-                if number in self._done_tasks:
-                    continue
-                task = Task.of(row, number)
-                start = self._loop.time()
-                await self._until(self._may_begin)
-                self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
-                self._follow_version()
-                group = Group(self._admission.begin(), task, number)
-                self._groups[group.number] = group
-                self._waiting.extend((group, index) for index in range(self._options.group_size))
-                self._changed.set()
+            async with contextlib.aclosing(_each(self._tasks, self._reader)) as rows:
+                number = -1
+                while True:
+                    start = self._loop.time()
+                    await self._until(self._may_begin)
+                    if (row := await anext(rows, _END)) is _END:
+                        break
+                    number += 1
+                    if number not in self._done_tasks:
+                        self._begin_group(number, row, start)
             self._admission.end()
             self._changed.set()
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if is_cancelling():
+                raise
             self._fail(error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self._fail(error)
+
+    def _begin_group(self, number: int, row: Any, start: float) -> None:
+        """Begin the group of a task; drop a task that cannot be read."""
+        try:
+            task = Task.of(row, number)
+        except (TypeError, ValueError) as error:
+            self._refuse(number, error)
+            return
+        self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
+        self._follow_version()
+        group = Group(self._admission.begin(), task, number)
+        self._groups[group.number] = group
+        self._waiting.extend((group, index) for index in range(self._options.group_size))
+        self._changed.set()
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Drop a task that cannot be read, or end the collector."""
+        self._stats.failure("task")
+        self._last_failure = error
+        verdict = self._failures.fail(-1, 0, "task")
+        self._done_tasks.add(number)
+        if verdict.action == "raise":
+            raise error
+        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
+        self._stats.count("dropped")
 
     def _may_begin(self) -> bool:
         return (
@@ -253,7 +293,13 @@ class RolloutLoop:
             await self._until(lambda: bool(self._waiting) and self._capacity.free > 0)
             group, index = self._waiting.popleft()
             if self._groups.get(group.number) is group:
-                group.running[index] = self._loop.create_task(self._run(group, index, self._capacity.enter()))
+                slot = self._capacity.enter()
+                task = self._loop.create_task(self._run(group, index, slot))
+                group.running[index] = task
+                self._trajectories.add(task)
+                task.add_done_callback(self._trajectories.discard)
+                # A task that is cancelled before its first step never runs its own cleanup.
+                task.add_done_callback(lambda _, slot=slot: slot.leave())
             self._changed.set()
             await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
 
@@ -271,23 +317,31 @@ class RolloutLoop:
             max_new_tokens=self._options.max_new_tokens,
             reward=self._options.reward,
             speculate=self._options.speculate,
-            observer=_Observer(self._stats, slot),
+            observer=_Observer(self._stats, slot, self._changed.set),
         )
-        reason, is_kept, failure = CANCELLED, False, None
+        reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
                 trajectory = await run.run()
-            reason, is_kept = trajectory.reason, True
-            group.done.append(trajectory)
-        except Exception as error:
+            if self._is_open(group):
+                reason, is_kept = trajectory.reason, True
+                group.done.append(trajectory)
+        except asyncio.CancelledError as error:
+            if is_cancelling():
+                raise
+            failure = failure_kind(error, run.phase), error
+            reason = failure[0]
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             failure = failure_kind(error, run.phase), error
             reason = failure[0]
         finally:
             slot.leave()
             group.running.pop(index, None)
+            if not reason:  # cancelled
+                reason = CANCELLED if group.is_whole else "abandoned"
             self._stats.trajectory_ended(name, reason, is_kept=is_kept)
             self._changed.set()
-        if self._groups.get(group.number) is not group:
+        if not self._is_open(group):
             return
         if failure is not None:
             self._handle_failure(group, index, name, *failure)
@@ -296,8 +350,13 @@ class RolloutLoop:
         if len(group.done) >= (self._options.quorum or self._options.group_size):
             self._complete(group)
 
+    def _is_open(self, group: Group) -> bool:
+        """Return True if a group still takes trajectories."""
+        return self._groups.get(group.number) is group and not group.is_whole
+
     def _complete(self, group: Group) -> None:
         """Mark a group as whole; with a quorum, cancel those that are not needed."""
+        group.is_whole = self._has_whole_groups = True
         for task in list(group.running.values()):
             task.cancel()
         self._forget_waiting(group)
@@ -306,10 +365,11 @@ class RolloutLoop:
         self._admission.finish(group.number)
 
     def _handle_failure(
-        self, group: Group, index: int, name: str, kind: FailureKind, error: Exception
+        self, group: Group, index: int, name: str, kind: FailureKind, error: BaseException
     ) -> None:
         """Replace a failed trajectory, drop its group, or end the collector."""
         self._stats.failure(kind)
+        self._last_failure = error
         verdict = self._failures.fail(group.number, index, kind)
         if verdict.action == "raise":
             self._fail(error)
@@ -362,10 +422,10 @@ class RolloutLoop:
 class _Observer:
     """Passes what a trajectory does on to the statistics and to the capacity."""
 
-    __slots__ = ("_slot", "_stats")
+    __slots__ = ("_notify", "_slot", "_stats")
 
-    def __init__(self, stats: CollectorStats, slot: Slot) -> None:
-        self._stats, self._slot = stats, slot
+    def __init__(self, stats: CollectorStats, slot: Slot, notify: Callable[[], None]) -> None:
+        self._stats, self._slot, self._notify = stats, slot, notify
 
     def doing(self, name: str, cause: Cause, detail: str = "") -> None:
         """Note what a trajectory does from now on."""
@@ -377,14 +437,22 @@ class _Observer:
         """Add a span that has ended."""
         if span.cause == "engine":
             self._slot.answered()
+            self._notify()  # another trajectory may ask the engine now
         self._stats.add(span)
 
 
-async def _each(tasks: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
-    """Yield the items of a sync or async iterable."""
+async def _each(tasks: Iterable[Any] | AsyncIterable[Any], threads: WorkerThreads) -> AsyncGenerator[Any]:
+    """Yield the items of a sync or async iterable; one that may block is read on a thread."""
     if isinstance(tasks, AsyncIterable):
         async for item in tasks:
             yield item
-    else:
+    elif isinstance(tasks, Sequence):
         for item in tasks:
             yield item
+    else:
+        iterator = await threads.run(lambda: iter(tasks))
+        while (item := await threads.run(lambda: next(iterator, _END))) is not _END:
+            yield item
+
+
+_END: Any = object()

@@ -28,8 +28,8 @@ class Speaker(Protocol):
     n_sampled: int
     finish: str
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message:
-        """Return the next message of the model."""
+    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
+        """Return the next message of the model; None if it says no more."""
         ...
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
@@ -87,6 +87,8 @@ class TokenSpeaker:
         self._max_new_tokens = max_new_tokens
         self._writer: TokenWriter = agent.encoder.begin(messages, tools=tools)
         self._context_length: int | None = getattr(requests.engine, "context_length", None)
+        self._media: dict[str, list[Any]] = {}
+        self._see_media(messages)
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
@@ -101,7 +103,7 @@ class TokenSpeaker:
         if self.had_room:
             bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
             ids, self.finish = await self._requests.sample(
-                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids
+                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids, media=self._media
             )
         self.n_sampled = len(ids)
         return self._encoder.read_answer(ids)
@@ -117,7 +119,19 @@ class TokenSpeaker:
             The injected messages as they were encoded: long results truncated, media replaced by text where
             the processor rejects it.
         """
-        return self._writer.add_messages(answer, injected).injected
+        heard = self._writer.add_messages(answer, injected).injected
+        self._see_media(heard)
+        return heard
+
+    def _see_media(self, messages: Sequence[ChatMessage]) -> None:
+        """Keep the images and videos of messages for the engine, which takes them beside the ids."""
+        if not any(isinstance(message["content"], list) for message in messages):
+            return
+        from torchrl_agentic.tokens.media import KINDS, opened, parts_of  # it opens images
+
+        for kind in KINDS:
+            if found := parts_of(messages, kind):
+                self._media.setdefault(kind, []).extend(opened(part, kind) for part in found)
 
     @property
     def is_full(self) -> bool:
@@ -127,8 +141,8 @@ class TokenSpeaker:
 
     @property
     def ledger(self) -> TokenLedger | None:
-        """The tokens of the trajectory."""
-        return self._writer.ledger
+        """The tokens of the trajectory; None if each prompt is rendered anew, which keeps no earlier ids."""
+        return None if self._encoder.use_inference_chat_template else self._writer.ledger
 
     def token_drift(self) -> int:
         """Return how many ids differ from those of the whole conversation, encoded at once."""
@@ -167,20 +181,20 @@ class MessageSpeaker:
         self._tools = [tool.spec() for tool in shown]
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
-    async def answer(self, on_ids: OnIds | None = None) -> Message:
+    async def answer(self, on_ids: OnIds | None = None) -> Message | None:
         """Ask for the next message.
 
         Args:
             on_ids: Not called, since there are no ids.
         """
         del on_ids
-        message: Message = await self._requests.chat(
+        message: Message | None = await self._requests.chat(
             lambda engine: engine.chat(
                 self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
             ),
             self._key,
         )
-        self.finish = "stop" if message.is_complete else "length"
+        self.finish = "stop" if message is None or message.is_complete else "length"
         return message
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -76,7 +76,6 @@ class _Trajectory:
     tokens: int = 0
     turn: int = 0
     n_spans: int = 0
-    wait: int = 0  # number of the wait that its spans belong to
 
 
 @dataclass(slots=True)
@@ -160,6 +159,8 @@ class CollectorStats:
     Args:
         clock: Function that returns the time in seconds, such as the `time` of the event loop.
         groups_per_batch: Number of groups in a batch.
+        group_size: Number of trajectories that make a group complete, fewer with a quorum; None if a group is
+            complete as soon as none of its trajectories runs.
         max_concurrent: Number of requests that the engine works on at once; None if unknown.
         timeline: Writer of the spans of each batch; None for no timeline. `stop` closes it.
     """
@@ -169,11 +170,13 @@ class CollectorStats:
         clock: Callable[[], float],
         *,
         groups_per_batch: int = 1,
+        group_size: int | None = None,
         max_concurrent: int | None = None,
         timeline: TimelineWriter | None = None,
     ) -> None:
         self._clock = clock
         self._groups_per_batch = groups_per_batch
+        self._group_size = group_size
         self._max_concurrent = max_concurrent
         self._timeline = timeline
         self._lock = threading.RLock()
@@ -204,7 +207,7 @@ class CollectorStats:
             if span.cause == "tool":
                 calls = self._calls.setdefault(_among(self._calls, span.name), Counter())
                 calls["n"] += 1
-                calls[f"status/{span.status}"] += 1
+                calls[f"status/{span.status.lower()}"] += 1
             elif span.cause == "engine":
                 self._engine.tokens += span.tokens
                 self._engine.advance(self._now())
@@ -224,9 +227,6 @@ class CollectorStats:
             trajectory.tokens += span.tokens
         if span.cause != "tool":
             trajectory.doing, trajectory.since = f"after {span.cause}", span.stop
-        if self._timeline is None and trajectory.wait != self._wait.number:
-            trajectory.spans.clear()
-            trajectory.wait = self._wait.number
         if self._timeline is not None or self._wait.began is not None:
             trajectory.spans.append(span)
             trajectory.n_spans += 1
@@ -446,14 +446,10 @@ class CollectorStats:
         """
         with self._lock:
             now = self._now()
-            known = self._known
-            open_groups = [
-                missing
-                for names in self._groups.values()
-                if (missing := [known[name] for name in names if known[name].ended is None])
-            ]
-            lacking = self._groups_per_batch - (len(self._groups) - len(open_groups))
-            late = [each for missing in open_groups[: max(1, lacking)] for each in missing]
+            incomplete = [names for names in self._groups.values() if not self._is_complete(names)]
+            lacking = self._groups_per_batch - (len(self._groups) - len(incomplete))
+            members = [self._known[name] for names in incomplete[: max(1, lacking)] for name in names]
+            late = [each for each in members if each.ended is None]
             late.sort(key=lambda each: each.began)
             return [
                 Straggler(
@@ -461,6 +457,11 @@ class CollectorStats:
                 )
                 for each in late[:n]
             ]
+
+    def _is_complete(self, names: Collection[str]) -> bool:
+        if len(names) < (self._group_size or 0):
+            return False  # others have not begun
+        return all(self._known[name].ended is not None for name in names)
 
     def snapshot(self) -> dict[str, JSON]:
         """Return all figures as JSON; durations are in seconds."""
@@ -496,10 +497,7 @@ class CollectorStats:
                     "n": self._n_batches,
                     "groups": self._n_groups,
                     "trajectories": self._kept.count,
-                    "complete_groups": sum(
-                        all(self._known[name].ended is not None for name in names)
-                        for names in self._groups.values()
-                    ),
+                    "complete_groups": sum(map(self._is_complete, self._groups.values())),
                     "groups_per_batch": self._groups_per_batch,
                 },
                 "seconds_by_cause": _falling(self._seconds),
@@ -543,6 +541,10 @@ class CollectorStats:
         become "_".
         """
         return scalars_of(self.snapshot())
+
+    def __call__(self) -> dict[str, float]:
+        """Return the scalars, as `stats()` of TorchRL's collectors does for its monitors."""
+        return self.scalars()
 
     def __str__(self) -> str:
         return table_of(self.snapshot())

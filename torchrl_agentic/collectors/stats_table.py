@@ -77,8 +77,8 @@ def _lines(snapshot: Mapping[str, JSON]) -> Iterator[str]:
     tokens, engine, batches = snapshot["tokens"], snapshot["engine"], snapshot["batches"]
     wait, seconds = snapshot["wait"], snapshot["seconds"]
     yield (
-        f"{batches['n']} batches in {duration(seconds)} · {snapshot['in_flight']} trajectories in flight · "
-        f"{tokens['per_s']:,.0f} tokens/s"
+        f"{batches['n']} batch{'es' if batches['n'] != 1 else ''} in {duration(seconds)} · "
+        f"{snapshot['in_flight']} trajectories in flight · {tokens['per_s']:,.0f} tokens/s"
     )
     most = engine["max_concurrent"]
     yield (
@@ -95,6 +95,8 @@ def _lines(snapshot: Mapping[str, JSON]) -> Iterator[str]:
     if rest := causes[_MOST_CAUSES:]:
         spent = sum(value for _, value in rest)
         yield f"  {f'{len(rest)} other causes':<{_NAME_CHARS}} {duration(spent):>9} {spent / total:>5.0%}"
+    if idle := busy_trainer_of(snapshot):
+        yield idle
     if late := snapshot["stragglers"]:
         yield "the next batch waits for"
         for each in late:
@@ -119,6 +121,12 @@ def ages_of(ages: Mapping[str, int]) -> str:
     """
     total = sum(ages.values()) or 1
     return ", ".join(f"{age}: {count / total:.0%}" for age, count in ages.items())
+
+
+def busy_trainer_of(snapshot: Mapping[str, JSON]) -> str:
+    """Return for how long batches waited for the trainer, or "" if they did not."""
+    seconds = snapshot["seconds_by_cause"].get("trainer", 0.0)
+    return f"batches were ready {duration(seconds)} before the trainer asked for them" if seconds else ""
 
 
 def bias_of(lengths: Mapping[str, JSON]) -> str:

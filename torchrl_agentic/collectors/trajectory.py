@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -11,7 +12,7 @@ from tensordict import TensorDict
 
 from torchrl_agentic.collectors.agent import Agent, lookup
 from torchrl_agentic.collectors.early_calls import EarlyCalls
-from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
 from torchrl_agentic.collectors.task import Task, Trajectory
@@ -23,12 +24,13 @@ from torchrl_agentic.interactions.user_tool import final_score, reply, set_argum
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.records import Recording, TokenRecord
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
 
-Reward = Callable[[Trajectory], Awaitable[float]]
+Reward = Callable[[Trajectory], Awaitable[float | None]]
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
 
@@ -103,6 +105,7 @@ class TrajectoryRun:
         self._spans: list[Span] = []
         self._reason, self._terminated, self._truncated = "", False, False
         self._tool_reward = 0.0
+        self._has_score = bool(agent.tool_rewards or agent.answer_rewards)
         self._user: Session | None = None
         self._user_name, self._n_replies, self._user_total, self._user_score = "", 0, 0.0, 0.0
 
@@ -121,7 +124,7 @@ class TrajectoryRun:
                 while not self._is_over:
                     await self._turn(speaker)
             finally:
-                await asyncio.shield(self._close())
+                await run_to_completion(self._close(), always_wait=True)
             self.phase = "reward"
             trajectory = await self._rewarded(self._finished(speaker))
         except BaseException:
@@ -167,10 +170,13 @@ class TrajectoryRun:
         try:
             message = await speaker.answer(None if early is None else early.feed)
             self._span("engine", start, tokens=speaker.n_sampled, status=speaker.finish)
-            await self._finish_turn(speaker, message, early)
+            if message is None:
+                self._end("max_turns", truncated=True)
+            else:
+                await self._finish_turn(speaker, message, early)
         finally:
             if early is not None:
-                await asyncio.shield(early.close())
+                await run_to_completion(early.close(), always_wait=True)
 
     def _early_calls(self) -> EarlyCalls | None:
         agent = self._agent
@@ -409,14 +415,21 @@ class TrajectoryRun:
             start = self._doing("reward")
             try:
                 value: Any = await self._reward(trajectory)
-                added += float(value)
-            except (asyncio.CancelledError, InfrastructureError):
+                self._has_score = self._has_score or value is not None
+                if isinstance(value, str):
+                    raise TypeError(f"a reward is a number; got {value!r:.80}")
+                added += 0.0 if value is None else float(value)
+            except InfrastructureError:
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
+                if isinstance(error, GeneratorExit) or is_cancelling():
+                    raise
                 raise RewardError(f"the reward of {self.name}: {type(error).__name__}: {error}") from error
             self._span("reward", start)
-        spans = tuple(self._spans)
-        return replace(trajectory, reward=trajectory.reward + added, spans=spans)
+        reward = trajectory.reward + added
+        if not math.isfinite(reward):  # it would spoil the advantages of its whole group
+            raise RewardError(f"the reward of {self.name} is {reward}; it must be finite")
+        return replace(trajectory, reward=reward, spans=tuple(self._spans))
 
     def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:
         said = (message.text for message in reversed(trajectory.messages) if message.role == "assistant")
@@ -433,12 +446,12 @@ class TrajectoryRun:
         agent, record = self._agent, self._agent.record
         if agent.hook is None or not self._turns:
             return
-        if record is not None or self._reward is not None:
+        if self._has_score:
             of_turns = sum(one.calls * self._tool_reward for one in agent.tool_rewards)
             last = sum(result.reward or 0.0 for result in self._turns[-1].outcome.results)
             of_last = sum(one.calls * last for one in agent.tool_rewards)
             self._recording.add_reward(of_last + trajectory.reward - of_turns)
-            self._recording.annotate(gts=agent.truth(self._task))
+        self._recording.annotate(gts=agent.truth(self._task))
         if record is not None:
             extras = {name: lookup(self._task.data, key) for name, key in record.extras.items()}
             tokens = self._token_record(trajectory) if record.tokens else None

@@ -203,11 +203,17 @@ class Dispatcher:
         """Remove a session that is closed."""
         self._sessions.discard(session)
 
-    async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
+    async def run(
+        self,
+        batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]],
+        *,
+        places: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[ToolResult]]:
         """Run one turn of several trajectories at once.
 
         Args:
             batch: (session, calls, state) of each trajectory; `Session.begin_turn` has returned the calls.
+            places: Place of each call in its message, if other calls of the message run elsewhere.
 
         Returns:
             The results of each trajectory, in the order of `batch` and of its calls.
@@ -228,7 +234,7 @@ class Dispatcher:
         outages = Outages()
         options = TurnOptions(self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose)
         runs: list[TurnRun] = []
-        for session, calls, state in batch:
+        for number, (session, calls, state) in enumerate(batch):
             resolved = [
                 resolve(
                     call,
@@ -238,7 +244,9 @@ class Dispatcher:
                     max_calls=self.max_calls_per_turn,
                     validate=self.validate_inputs,
                 )
-                for index, call in enumerate(calls)
+                for index, call in zip(
+                    range(len(calls)) if places is None else places[number], calls, strict=True
+                )
             ]
             runs.append(TurnRun(options, session, calls, resolved, state, one_finished, outages))
         open_runs = len(runs) + 1  # one more until all runs have started

@@ -63,6 +63,12 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> tuple[T | None, BaseE
         return None, error
 
 
+def is_running_here() -> bool:
+    """Return True on the thread of the process's event loop."""
+    current = _current
+    return current is not None and current.thread.ident == threading.get_ident()
+
+
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Start a coroutine on the process's event loop and wait for nothing."""
     asyncio.run_coroutine_threadsafe(_contained(coroutine), _loop_thread().loop)

@@ -8,11 +8,11 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
-    from torchrl_agentic.engines.http import HTTPEngine
+    from torchrl_agentic.engines.http_engine import HTTPEngine
     from torchrl_agentic.engines.lock_step import LockStep
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
-    from torchrl_agentic.engines.vllm import VLLMEngine
+    from torchrl_agentic.engines.vllm_engine import VLLMEngine
 
 _WHERE = {
     "base": (
@@ -22,11 +22,11 @@ _WHERE = {
         "OnIds",
         "Sampled",
     ),
-    "http": ("HTTPEngine",),
+    "http_engine": ("HTTPEngine",),
     "lock_step": ("LockStep",),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
-    "vllm": ("VLLMEngine",),
+    "vllm_engine": ("VLLMEngine",),
 }
 __all__ = [
     "ChatEngine",

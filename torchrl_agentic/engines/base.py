@@ -36,6 +36,11 @@ class Engine(Protocol):
 
     Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
 
+    Three attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
+    together. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
+    then wait for running requests. `takes_media`: True if `sample` takes `media=`, a mapping from "image" and
+    "video" to lists in the order of their placeholders, which is passed if the conversation holds any.
+
     Attributes:
         version: Policy version: number of weight updates so far.
         max_concurrent: Number of requests that the engine works on at once; further ones wait in it.
@@ -69,9 +74,8 @@ class Engine(Protocol):
         """Load new weights; requests that run may end with the finish "aborted".
 
         Args:
-            weights: The weights, in the form that the engine takes; a function without arguments that loads
-                them, called on a thread while nothing is sampled; or None, which keeps the weights and counts
-                an update.
+            weights: The weights, in the form that the engine takes; or None, which keeps the weights and
+                counts an update.
 
         Returns:
             The new policy version.
@@ -104,8 +108,8 @@ class ChatEngine(Protocol):
         tools: Sequence[Mapping[str, Any]],
         max_tokens: int,
         key: str,
-    ) -> Message:
-        """Return the next message of the model.
+    ) -> Message | None:
+        """Return the next message of the model, or None if it says no more, which ends the trajectory.
 
         Args:
             messages: The conversation, in the form of chat templates.

@@ -75,6 +75,7 @@ class LockStep(Engine):
     Attributes:
         version: Number of updates so far.
         max_concurrent: Number of requests in a batch.
+        context_length: Bound on prompt and answer together, in tokens; None: the policy's own.
 
     Raises:
         ValueError: If an option is out of range, or the pad token also ends answers.
@@ -100,7 +101,7 @@ class LockStep(Engine):
         self.max_concurrent = max_concurrent
         self._policy, self._load = policy, load
         self._stops, self._pad = frozenset(stop_ids(tokenizer, stop_token_ids)), tokenizer.pad_token_id
-        self._wait_s, self._context_length = wait_s, context_length
+        self._wait_s, self.context_length = wait_s, context_length
         self._device = _device_of(policy) if device is None else torch.device(device)
         self._reads_history = ("history", "prompt") in getattr(policy, "in_keys", ())
         self._waiting: deque[_Request] = deque()
@@ -115,7 +116,7 @@ class LockStep(Engine):
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
         """Sample one answer in the next batch; `on_ids` gets it in one piece. See `Engine.sample`."""
-        bound = check_request(len(ids), max_tokens, self._context_length)
+        bound = check_request(len(ids), max_tokens, self.context_length)
         if self._is_closed:
             raise closed_error(self)
         loop = asyncio.get_running_loop()

@@ -109,6 +109,7 @@ class ScriptedEngine(Engine):
     Attributes:
         version: Number of updates so far.
         max_concurrent: Number of requests that it answers at once.
+        context_length: Bound on prompt and answer together, in tokens; None: no bound.
 
     Raises:
         TypeError: If the script is a list of texts instead of a list of lists.
@@ -140,7 +141,7 @@ class ScriptedEngine(Engine):
         eos: int | None = getattr(tokenizer, "eos_token_id", None)
         self._stops: tuple[int, ...] = (*(() if eos is None else (eos,)), *stop_token_ids)
         self._log_prob, self._latency_s, self._token_s = log_prob, latency_s, token_s
-        self._piece_tokens, self._context_length = piece_tokens, context_length
+        self._piece_tokens, self.context_length = piece_tokens, context_length
         self._cursor = AnswerCursor(self._encoded)
         self._names: dict[str, int] = {}
         self._places = asyncio.Semaphore(max_concurrent)
@@ -151,7 +152,7 @@ class ScriptedEngine(Engine):
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
         """Return the next answer of a trajectory; see `Engine.sample`."""
-        bound = check_request(len(ids), max_tokens, self._context_length)
+        bound = check_request(len(ids), max_tokens, self.context_length)
         if self._is_closed:
             raise closed_error(self)
         async with self._places:

@@ -65,6 +65,7 @@ class TransformersEngine(Engine):
     Attributes:
         version: Number of updates so far.
         max_concurrent: Number of requests in a batch.
+        context_length: Number of tokens that the model takes, prompt and answer together; None: no bound.
 
     Raises:
         ValueError: If an option is out of range, the pad token also ends answers, or a layer has no attention
@@ -97,7 +98,7 @@ class TransformersEngine(Engine):
         self.max_concurrent = max_concurrent
         self._stops = frozenset(stop_ids(tokenizer, stop_token_ids))
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._context_length = context_length or getattr(config, "max_position_embeddings", None)
+        self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         self._seed = os.urandom(8).hex() if seed is None else str(seed)
         self._decoder = _Decoder(
             model, config, _Choice(temperature, top_p, top_k, tokenizer.pad_token_id), prefix_cache_tokens
@@ -113,7 +114,7 @@ class TransformersEngine(Engine):
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
         """Sample one answer, in a batch with the other requests; see `Engine.sample`."""
-        bound = check_request(len(ids), max_tokens, self._context_length)
+        bound = check_request(len(ids), max_tokens, self.context_length)
         if min(ids) < 0 or max(ids) >= self._vocabulary:
             raise ValueError(
                 f"the prompt has ids from {min(ids)} to {max(ids)}, but the vocabulary of the model ends at "

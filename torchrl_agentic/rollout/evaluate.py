@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from tensordict import TensorDictBase
-from torchrl.envs import Compose, Transform, TransformedEnv
-from torchrl.envs.llm import ChatEnv
+import torch
+from torchrl.envs import Compose
 
+from torchrl_agentic.collectors import Task, Trajectory
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers import ToolCallParser, get_parser, with_tools_message
 from torchrl_agentic.records import Recorders, Recording, TrajectoryHook, as_hook
-from torchrl_agentic.rollout.generate import Trajectory, rollout
-from torchrl_agentic.rollout.policies import Mode, agent_policy
+from torchrl_agentic.rollout.generate import as_engine, finished_trajectories
+from torchrl_agentic.rollout.policies import Mode
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.tools.verl.graders import numbers
-from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose, TurnTokenizer
-from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import EndTrajectory, RecordTransform, ToolCompose
 
 
 def answer_reward(text: str, answer: str) -> float:
@@ -117,6 +116,7 @@ def evaluate(
     max_turns: int = 8,
     max_new_tokens: int = 512,
     temperature: float = 1.0,
+    seed: int | None = None,
     mode: Mode = "tokens",
     tool_choice: Literal["auto", "required"] | None = None,
     toolsets: Sequence[Toolset] = (),
@@ -127,35 +127,34 @@ def evaluate(
     tokenizer_options: Mapping[str, Any] | None = None,
     recorder: Recorders = None,
 ) -> Iterator[Completion]:
-    """Run a model on all samples, in batches, and yield the completions in the order of the samples.
+    """Run a model on all samples, many at once, and yield the completions in the order of the samples.
 
     A trajectory ends with a message without tool calls, or with a tool that stops it.
 
     Args:
         samples: The samples.
         tools: Tools that the model may call, as in `ToolCompose`.
-        model: A transformers model or a vLLM engine, as in `agent_policy`.
+        model: A transformers model, a vLLM engine or an `Engine`, as in `as_engine`.
         tokenizer: The tokenizer of the model.
         parser: Name of the format in which the model calls tools.
-        rows: Number of samples in a batch.
+        rows: Number of samples that run at once.
         max_turns: Upper bound on the model's messages in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
         temperature: Sampling temperature; 0 takes the most likely token.
-        mode: "tokens" keeps the sampled ids with a `TurnTokenizer`; "history" renders the conversation anew
-            each turn.
+        seed: Seed of sampling with a transformers model; None: not reproducible.
+        mode: "tokens" keeps the sampled ids; "history" renders the conversation anew each turn.
         tool_choice: Constraint on tool calls, as in `agent_policy`.
         toolsets: Toolsets whose tools the model may call too.
         rate_limits: Limiter of each tool, by name.
         per_call_timeout: Time limit of a tool call in seconds; None: no limit.
         per_turn_timeout: Time limit of all calls of a turn in seconds; None: no limit.
         max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
-        tokenizer_options: Further arguments of the `TurnTokenizer` of the mode "tokens".
+        tokenizer_options: Further arguments of `ChatEncoder` in the mode "tokens".
         recorder: Records trajectories, as in `ToolCompose`, with the names, expected answers and scores of
             the samples, and in the mode "tokens" with their tokens.
     """
-    rows = min(rows, len(samples))
     found_parser = get_parser(parser, tokenizer=tokenizer)
-    records = _SampleRecords(as_hook(recorder))
+    hook = as_hook(recorder)
     compose = ToolCompose(
         tools,
         found_parser,
@@ -163,77 +162,84 @@ def evaluate(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=records.hook and records,
+        recorder=None if hook is None else RenamedHook(hook),
     ).with_toolsets(toolsets)
     shows_tools = "tools" in (tokenizer.chat_template or "")
     transforms: list[Any] = [compose, EndTrajectory(max_turns=max_turns, when_no_calls=True)]
-    if mode == "tokens":
-        shown = compose.tools if shows_tools else ()
-        transforms.append(TurnTokenizer(tokenizer, tools=shown, **(tokenizer_options or {})))
     if recorder is not None:
-        transforms += [_ScoreTransform(records), RecordTransform(tokens=mode == "tokens")]
-    env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))
-    policy = agent_policy(
-        model,
-        tokenizer,
-        compose.tools if shows_tools or tool_choice else (),
-        mode=mode,
-        parser=found_parser,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        tool_choice=tool_choice,
+        transforms.append(RecordTransform(tokens=mode == "tokens"))
+    options = {"tools": compose.tools if shows_tools else ()}
+    if mode == "tokens":
+        options |= tokenizer_options or {}
+    else:
+        options |= {"use_inference_chat_template": True, "tokenization_sanity_check_mode": "disable"}
+    constraint: dict[str, Any] = {}
+    if tool_choice is not None:
+        if isinstance(model, torch.nn.Module):
+            raise ValueError("structural tags need vLLM; transformers generates without constraints")
+        constraint = {"tool_choice": tool_choice, "parser": found_parser, "tools": compose.tools}
+    engine = as_engine(
+        model, tokenizer, temperature=temperature, max_concurrent=rows, seed=seed, **constraint
     )
+    tasks: list[Task] = []
+    for place, sample in enumerate(samples):
+        chat = (
+            list(sample.messages)
+            if shows_tools
+            else _with_tools(sample.messages, compose.tools, found_parser)
+        )
+        messages = [{"role": one.role, "content": one.content} for one in chat]
+        tasks.append(Task(f"{place}:{sample.name}", messages, sample.answer))
+    waiting: dict[int, Trajectory] = {}
+    following = 0
     try:
-        for batch in range(math.ceil(len(samples) / rows)):
-            some = samples[batch * rows : (batch + 1) * rows]
-            filled = [*some, *[some[-1]] * (rows - len(some))]
-            records.samples = some
-            chats = [list(sample.messages) for sample in filled]
-            if not shows_tools:
-                chats = [_with_tools(chat, compose.tools, found_parser) for chat in chats]
-            found = rollout(env, policy, chats, max_turns=max_turns)
-            yield from map(Completion, some, found)
+        for trajectory in finished_trajectories(
+            Compose(*transforms),
+            engine,
+            tokenizer,
+            tasks,
+            max_in_flight=rows,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            reward=_reward,
+            tokenizer_options=options,
+        ):
+            waiting[int(trajectory.task.name.partition(":")[0])] = trajectory
+            while following in waiting:
+                yield Completion(samples[following], waiting.pop(following))
+                following += 1
     finally:
-        env.close()
+        compose.close()
+        if engine is not model:
+            run(engine.close())
 
 
-class _SampleRecords(TrajectoryHook):
-    """Records trajectories under the names of their samples, but not rows that only fill the batch."""
+def _reward(trajectory: Trajectory) -> float | None:
+    """Return the reward of an answer; None if the right one is unknown."""
+    answer = trajectory.task.answer
+    return None if answer is None else answer_reward(trajectory.answer, answer)
 
-    def __init__(self, hook: TrajectoryHook | None) -> None:
+
+class RenamedHook(TrajectoryHook):
+    """Records trajectories under the names of their samples instead of the collector's names.
+
+    Args:
+        hook: Receives the trajectories.
+    """
+
+    def __init__(self, hook: TrajectoryHook) -> None:
         self.hook = hook
-        self.samples: Sequence[Sample] = ()
-        self._open: dict[int, Recording] = {}
 
     def begin(self, trajectory: str, row: int = 0) -> Recording:
-        """Begin a record that has the expected answer."""
-        if self.hook is None or row >= len(self.samples):
-            return Recording()
-        self._open[row] = self.hook.begin(self.samples[row].name, row)
-        self._open[row].annotate(gts=self.samples[row].answer)
-        return self._open[row]
+        """Begin a record.
 
-    def score(self, row: int, text: str) -> None:
-        """Record the score of the last message of a row, if the expected answer is known."""
-        recording = self._open.pop(row, None)
-        if recording is not None and (answer := self.samples[row].answer) is not None:
-            recording.annotate(score=answer_reward(text, answer))
-
-
-class _ScoreTransform(Transform):
-    """Records the scores of trajectories when they end."""
-
-    def __init__(self, records: _SampleRecords) -> None:
-        super().__init__()
-        self._records = records
-
-    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        conversations = border.prompts(next_tensordict)
-        done: list[bool] = cast("Any", next_tensordict).get("done").reshape(-1).tolist()
-        for row, is_done in enumerate(done):
-            if is_done:
-                self._records.score(row, conversations[row].messages[-1].read().text)
-        return next_tensordict
+        Args:
+            trajectory: Name that the collector gave: "place:name/group.index@collector".
+            row: Not used: the place of the sample replaces it.
+        """
+        del row
+        place, _, name = trajectory.rpartition("/")[0].partition(":")
+        return self.hook.begin(name, int(place))
 
 
 def _with_tools(chat: Sequence[Message], tools: Sequence[Any], parser: ToolCallParser) -> list[Message]:

@@ -1,23 +1,22 @@
-"""Roll out a policy in a chat environment, one trajectory per row."""
+"""Run one trajectory per task over an engine."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
-from tensordict import TensorDict, TensorDictBase, lazy_stack
-from torchrl.envs import EnvBase
+import torch
+from tensordict import TensorDictBase
 
-from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.collectors import AgentCollector, Task, Trajectory
+from torchrl_agentic.engines import ChatEngine, Engine, LockStep, TransformersEngine, VLLMEngine
+from torchrl_agentic.rollout.policies import agent_policy
 from torchrl_agentic.tokens import media
-from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.turn_tokenizer import TOKENS, read_ledger
 
 
 def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> list[list[Any]]:
@@ -44,107 +43,117 @@ def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> l
     return [[media.opened(part, kind) for part in media.parts_of(chat, kind)] for chat in chats]
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A finished conversation.
-
-    Attributes:
-        messages: All messages.
-        has_ended: The trajectory terminated, rather than being cut off after the last turn.
-        ledger: Its tokens, if the environment has a `TurnTokenizer`.
-    """
-
-    messages: tuple[Message, ...]
-    has_ended: bool
-    ledger: TokenLedger | None
-
-    @property
-    def answer(self) -> str:
-        """Return the text of the last message if it is the model's, else ""."""
-        last = self.messages[-1]
-        return last.text if last.role == "assistant" else ""
-
-
 def rollout(
-    env: EnvBase,
-    policy: Callable[[TensorDictBase], TensorDictBase],
-    chats: Sequence[Sequence[Message]],
+    transforms: Any,
+    engine: Engine | ChatEngine,
+    tokenizer: Any,
+    tasks: Sequence[Any],
     *,
+    max_in_flight: int | Literal["auto"] = "auto",
     max_turns: int = 8,
+    max_new_tokens: int = 512,
+    **options: Any,
 ) -> list[Trajectory]:
-    """Run a policy in each row of a chat environment until all rows are done.
-
-    Rows that are done are not passed to the policy again.
+    """Run one trajectory per task, and return them in the order of the tasks.
 
     Args:
-        env: The environment.
-        policy: The policy, such as an `agent_policy`.
-        chats: First messages of each row, as many lists as the environment has rows.
-        max_turns: Number of turns after which unfinished rows are cut off. `EndTrajectory` decides which rows
-            have ended.
-
-    Returns:
-        One trajectory per row.
+        transforms: A `ToolCompose`, or a `Compose` of it and others, as `AgentCollector` takes it.
+        engine: Samples the answers; see `as_engine` for a model.
+        tokenizer: Tokenizer of the engine, or None if there is a `TurnTokenizer`.
+        tasks: `Task` objects, or rows as `Task.of` reads them.
+        max_in_flight: Number of trajectories that run at once.
+        max_turns: Upper bound on the model's messages in a trajectory.
+        max_new_tokens: Upper bound on the tokens of one message.
+        options: Further arguments of `AgentCollector`, such as `reward` and `tokenizer_options`.
 
     Raises:
-        ValueError: If there are more or fewer conversations than rows.
+        CollectorError: If a trajectory fails; its cause is the failure.
     """
-    if len(chats) != env.batch_size.numel():
-        raise ValueError(f"{len(chats)} conversations for {env.batch_size.numel()} rows")
-    first = border.as_history([[{"role": m.role, "content": m.content} for m in chat] for chat in chats])
-    td = env.reset(TensorDict({}, batch_size=env.batch_size).set("query", first))
-    found: list[Trajectory | None] = [None] * len(chats)
-    for turn in range(1, max_turns + 1):
-        step = env.step(_answered(policy, td, [one is None for one in found]))
-        following = step.get("next")
-        over = following.get("done").reshape(len(chats), -1).any(-1).tolist()
-        ending = [i for i, done in enumerate(over) if found[i] is None and (done or turn == max_turns)]
-        if ending:
-            rows, conversations = border.leaves(following)[1], border.prompts(following)
-            for index in ending:
-                found[index] = _trajectory(rows[index], conversations[index])
-        if all(found):
-            break
-        td = env.step_mdp(step)
+    given = [Task.of(task, number) for number, task in enumerate(tasks)]
+    places = {id(task): place for place, task in enumerate(given)}
+    found: list[Trajectory | None] = [None] * len(given)
+    for trajectory in finished_trajectories(
+        transforms,
+        engine,
+        tokenizer,
+        given,
+        max_in_flight=max_in_flight,
+        max_turns=max_turns,
+        max_new_tokens=max_new_tokens,
+        **options,
+    ):
+        found[places[id(trajectory.task)]] = trajectory
     return [one for one in found if one is not None]
 
 
-def _answered(
-    policy: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, is_open: Sequence[bool]
-) -> TensorDictBase:
-    """Run the policy on the rows that are open; the others get an empty answer."""
-    if all(is_open):
-        return policy(td)
-    rows = border.leaves(td)[1]
-    answered = policy(lazy_stack([row for row, is_next in zip(rows, is_open, strict=True) if is_next]))
-    answers = iter(border.leaves(answered)[1])
-    return lazy_stack(
-        [next(answers) if is_next else _silent(row) for row, is_next in zip(rows, is_open, strict=True)]
-    )
-
-
-def _silent(row: TensorDictBase) -> TensorDictBase:
-    stack = add_answers(lazy_stack([row.exclude("log_probs")]), [Message("assistant", "")])
-    answered = border.leaves(stack)[1][0]
-    prompt = answered.get(TOKENS, None)
-    if prompt is not None:
-        answered.set(("tokens", "full"), prompt).set(("tokens", "response"), prompt[:0])
-    return answered
-
-
-def _trajectory(row: TensorDictBase, conversation: Any) -> Trajectory:
-    messages = tuple(message.read() for message in conversation.messages)
-    ledger = read_ledger(row) if row.get(TOKENS, None) is not None else None
-    ended = row.get("terminated", None)
-    return Trajectory(messages, ended is not None and bool(ended.any()), ledger)
-
-
-def chats_of(queries: Sequence[str], system_prompt: str | None = None) -> list[list[Message]]:
-    """Return conversations that begin with one question each.
+def finished_trajectories(
+    transforms: Any, engine: Engine | ChatEngine, tokenizer: Any, tasks: Iterable[Task], **options: Any
+) -> Iterator[Trajectory]:
+    """Run one trajectory per task, and yield each soon after it has ended.
 
     Args:
-        queries: The questions.
-        system_prompt: Text of a system message in front of each question; None: no system message.
+        transforms: As `AgentCollector` takes them.
+        engine: Samples the answers.
+        tokenizer: Tokenizer of the engine, or None.
+        tasks: Tasks, read as they are needed.
+        options: Further arguments of `AgentCollector`.
+
+    Raises:
+        CollectorError: If a trajectory fails; its cause is the failure.
     """
-    system = [] if system_prompt is None else [Message("system", system_prompt)]
-    return [[*system, Message("user", query)] for query in queries]
+    given: dict[str, Any] = {"max_staleness": None, "on_failure": "raise", **options}
+    collector = AgentCollector(transforms, engine=engine, tokenizer=tokenizer, tasks=tasks, **given)
+    with collector:
+        for batch in collector.trajectories():
+            yield from batch
+
+
+def as_engine(
+    model: Any,
+    tokenizer: Any,
+    *,
+    temperature: float = 1.0,
+    max_concurrent: int = 64,
+    seed: int | None = None,
+    **options: Any,
+) -> Engine | ChatEngine:
+    """Return an engine that samples from a model.
+
+    Args:
+        model: An engine, which is returned as it is; a transformers model; a `vllm.LLM`, or vLLM's `AsyncLLM`
+            or TorchRL's `AsyncVLLM`.
+        tokenizer: Tokenizer of the model.
+        temperature: Sampling temperature; 0 takes the most likely token.
+        max_concurrent: Number of requests that a transformers model works on at once.
+        seed: Seed of a transformers model's sampling; None: not reproducible.
+        options: Further arguments of `VLLMEngine` or `TransformersEngine`.
+
+    Raises:
+        TypeError: If the model is of another type.
+    """
+    if isinstance(model, Engine | ChatEngine):
+        return model
+    if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
+        return TransformersEngine(
+            model, tokenizer, temperature=temperature, max_concurrent=max_concurrent, seed=seed, **options
+        )
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+    if ("vllm", "LLM") in kinds:
+        return LockStep(agent_policy(model, tokenizer, temperature=temperature, **options), tokenizer)
+    if kinds & {("vllm", "AsyncLLM"), ("torchrl", "AsyncVLLM")}:
+        return VLLMEngine(model, tokenizer=tokenizer, temperature=temperature, **options)
+    raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed; got {type(model).__name__}")
+
+
+def tasks_of(rows: Iterable[Any], system_prompt: str | None = None) -> list[Task]:
+    """Return tasks, named by their numbers.
+
+    Args:
+        rows: Questions, or rows of a data set as `Task.of` reads them.
+        system_prompt: Text of a system message in front of each task; None: no system message.
+    """
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    found = [
+        Task.of({"query": row} if isinstance(row, str) else row, number) for number, row in enumerate(rows)
+    ]
+    return [replace(task, messages=[*system, *task.messages]) for task in found]

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.engines.vllm import structural_tag
+from torchrl_agentic.engines.vllm_engine import structural_tag
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensordict import TensorDict
-from torchrl.envs import TransformedEnv
-from torchrl.envs.llm import ChatEnv
+from torchrl.envs import Compose
 
+from torchrl_agentic.collectors import Task
+from torchrl_agentic.engines import ChatEngine
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import Message, Status, Turn
-from torchrl_agentic.records import Recorders, TrajectoryHook, TrajectoryRecord, as_hook
+from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_hook
 from torchrl_agentic.records.json_dump import REDACTED
-from torchrl_agentic.rollout.scripted import ScriptedPolicy
+from torchrl_agentic.rollout.evaluate import RenamedHook
+from torchrl_agentic.rollout.generate import finished_trajectories
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
-from torchrl_agentic.transforms import ToolCompose
+from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms.conversation import StoredMessage
-from torchrl_agentic.transforms.history import as_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +206,7 @@ def replay(
         max_calls_per_turn: Upper bound on the tool calls that run in a turn; None: no bound.
         recorder: Records trajectories, as in `ToolCompose`, under the names of the conversations.
     """
-    waiting = iter(conversations)
-    batch = list(itertools.islice(waiting, rows))
-    if not batch:
-        return []
-    size = len(batch)
-    comparison = _Comparison(as_hook(recorder) or TrajectoryHook(), ignore)
+    hook = as_hook(recorder)
     compose = ToolCompose(
         tools,
         parser,
@@ -218,51 +214,117 @@ def replay(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=comparison.record,
+        recorder=None if hook is None else _ReplayHook(hook),
     ).with_toolsets(toolsets)
-    env: Any = TransformedEnv(ChatEnv(batch_size=(size,)), compose)
+    engine = _Recorded(rows)
+    endless = 2**31  # the record ends each conversation
+    transforms: list[Any] = [compose, EndTrajectory(max_turns=endless)]
+    found: dict[int, list[Difference]] = {}
     try:
-        while batch:
-            comparison.begin(batch)
-            empty = [Conversation("", batch[0].prompt, (), ())] * (size - len(batch))
-            filled = [*batch, *empty]  # the model says nothing in rows without a conversation
-            policy = ScriptedPolicy([conversation.turns for conversation in filled])
-            chats = [[StoredMessage.of(message) for message in one.prompt] for one in filled]
-            td = env.reset(TensorDict({"query": as_history(chats)}, batch_size=[size]))
-            for _ in range(max(len(conversation.turns) for conversation in batch)):
-                td = env.step_mdp(env.step(policy(td)))
-            batch = list(itertools.islice(waiting, size))
+        for trajectory in finished_trajectories(
+            Compose(*transforms),
+            engine,
+            None,
+            engine.tasks(conversations),
+            max_in_flight=rows,
+            max_turns=endless,
+        ):
+            place, conversation = engine.pop(trajectory.name)
+            found[place] = list(_compared(conversation, trajectory.turns, ignore))
     finally:
-        env.close()
-    return comparison.differences
+        compose.close()
+    return [one for _, differences in sorted(found.items()) for one in differences]
 
 
-class _Comparison:
-    """Compares the conversations that run at the moment, one per row, and collects the differences."""
+class _Recorded(ChatEngine):
+    """An engine that says the model's messages of recorded conversations.
 
-    def __init__(self, hook: TrajectoryHook, ignore: Sequence[re.Pattern[str]]) -> None:
-        self.differences: list[Difference] = []
-        self._hook, self._ignore = hook, ignore
+    Args:
+        max_concurrent: Number of conversations at the same time.
+    """
 
-    def begin(self, conversations: Sequence[Conversation]) -> None:
-        """Begin the next conversations."""
-        self._conversations = conversations
-        self._recordings = [self._hook.begin(item.name, row) for row, item in enumerate(conversations)]
-        self._running = set(range(len(conversations)))
+    version = 0
 
-    def record(self, turn: Turn) -> None:
-        """Compare and record a turn."""
-        if turn.row not in self._running:
-            return  # this row waits for longer conversations
-        conversation, recording = self._conversations[turn.row], self._recordings[turn.row]
-        expected = conversation.expected[turn.index]
+    def __init__(self, max_concurrent: int) -> None:
+        self.max_concurrent = max_concurrent
+        self._open: dict[int, Conversation] = {}
+        self._turns: Counter[int] = Counter()
+
+    def tasks(self, conversations: Iterable[Conversation]) -> Iterator[Task]:
+        """Yield a task for each conversation, as they are needed."""
+        for place, conversation in enumerate(conversations):
+            self._open[place] = conversation
+            messages = [StoredMessage.of(message) for message in conversation.prompt]
+            yield Task(f"{place}:{conversation.name}", messages)
+
+    def pop(self, key: str) -> tuple[int, Conversation]:
+        """Return the place and the conversation of a trajectory that has ended, and forget it."""
+        place = _place(key)
+        del self._turns[place]
+        return place, self._open.pop(place)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        key: str,
+    ) -> Message | None:
+        """Return the next recorded message of the model, or None after the last one."""
+        del messages, tools, max_tokens
+        place = _place(key)
+        turns, turn = self._open[place].turns, self._turns[place]
+        self._turns[place] += 1
+        return turns[turn] if turn < len(turns) else None
+
+    async def update(self, weights: Any) -> int:
+        """Return 0: there are no weights."""
+        del weights
+        return self.version
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def _place(key: str) -> int:
+    """Return the place of a conversation, with which the names of its task and trajectory begin."""
+    return int(key.partition(":")[0])
+
+
+class _ReplayHook(RenamedHook):
+    """Records trajectories under the names of their conversations, with the reasons of a replay."""
+
+    def begin(self, trajectory: str, row: int = 0) -> Recording:
+        """Begin a record."""
+        return _ReplayRecording(super().begin(trajectory, row))
+
+
+class _ReplayRecording(Recording):
+    """Passes the turns on, and replaces the reason by why the conversation ends there."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._last: Turn | None = None
+
+    def record_turn(self, turn: Turn) -> None:
+        """Record a turn."""
+        self._last = turn
+        self._recording.record_turn(turn)
+
+    def finish(self, reason: str) -> None:
+        """End the recording."""
+        self._recording.finish(reason if self._last is None else _reason(self._last))
+
+
+def _compared(
+    conversation: Conversation, turns: Sequence[Turn], ignore: Sequence[re.Pattern[str]]
+) -> Iterator[Difference]:
+    """Yield the differences of a conversation, those behind an early end included."""
+    for turn, expected in zip(turns, conversation.expected, strict=False):
         if expected is not None:
-            self.differences += differences(conversation.name, turn, expected, self._ignore)
-        recording.record_turn(turn)
-        if turn.outcome.stop_requested or turn.index == len(conversation.turns) - 1:
-            self._running.remove(turn.row)
-            self.differences += _unreached(conversation, turn.index)
-            recording.finish(_reason(turn))
+            yield from differences(conversation.name, turn, expected, ignore)
+    yield from _unreached(conversation, len(turns) - 1)
 
 
 def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:

@@ -14,7 +14,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 
-from torchrl_agentic.engines.vllm import without_padding
+from torchrl_agentic.engines.vllm_engine import without_padding
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.transforms.token_rows import (
     ROOM,

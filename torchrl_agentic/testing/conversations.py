@@ -1,23 +1,18 @@
 """Run whole conversations of a local model with tools: for tests, and for `examples/train_tiny.py`."""
 
-# TensorDict border: TensorDict and TorchRL annotate few results.
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tensordict import TensorDictBase, lazy_stack
-from torchrl.envs import Compose, TransformedEnv
-from torchrl.envs.llm import ChatEnv
+from torchrl.envs import Compose
 
+from torchrl_agentic.dispatch.event_loop import run
+from torchrl_agentic.engines import Engine, OnIds, Sampled, TransformersEngine
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout import agent_policy, chats_of, rollout
-from torchrl_agentic.rollout.scripted import add_answers
+from torchrl_agentic.rollout import rollout, tasks_of
 from torchrl_agentic.testing.problems import SYSTEM
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
-from torchrl_agentic.transforms import history as border
 
 
 def converse(
@@ -31,6 +26,7 @@ def converse(
     max_turns: int = 5,
     max_new_tokens: int = 96,
     first: Sequence[str | None] | None = None,
+    seed: int | None = None,
 ) -> list[list[Message]]:
     """Run a model with tools on questions, all at once, and return the conversations.
 
@@ -42,37 +38,64 @@ def converse(
         tools: Tools that it may call.
         queries: The questions.
         system: The system message.
-        temperature: Sampling temperature, with torch's global generator; 0.0 takes the most likely token.
+        temperature: Sampling temperature; 0.0 takes the most likely token.
         max_turns: Upper bound on the model's messages per conversation.
         max_new_tokens: Upper bound on the tokens of a message.
         first: First message of the model for each question, in place of its own; None for its own.
+        seed: Seed of sampling; None: not reproducible.
     """
-    compose = ToolCompose(tools)
     ending = EndTrajectory(when_no_calls=True, max_turns=max_turns)
-    env = TransformedEnv(ChatEnv(batch_size=(len(queries),)), Compose(compose, ending))  # pyright: ignore[reportCallIssue]
-    policy = agent_policy(
-        model,
-        tokenizer,
-        compose.tools,
-        mode="history",
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        return_log_probs=False,
+    compose = ToolCompose(tools)
+    transforms: list[Any] = [compose, ending]
+    engine = _FirstAnswers(
+        TransformersEngine(model, tokenizer, temperature=temperature, seed=seed), tokenizer, first or ()
     )
-    prompted = list(first or ())
-
-    def say(td: TensorDictBase) -> TensorDictBase:
-        rows = border.leaves(policy(td))[1]
-        for index, text in enumerate(prompted):
-            if text is not None:
-                (rows[index],) = border.leaves(
-                    add_answers(lazy_stack([rows[index]]), [Message("assistant", text)])
-                )[1]
-        prompted.clear()
-        return lazy_stack(rows)
-
     try:
-        found = rollout(env, say, chats_of(queries, system), max_turns=max_turns)
+        found = rollout(
+            Compose(*transforms),
+            engine,
+            tokenizer,
+            tasks_of(queries, system),
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            tokenizer_options={"tokenization_sanity_check_mode": "disable"},
+        )
         return [list(one.messages) for one in found]
     finally:
-        env.close()
+        compose.close()
+        run(engine.close())
+
+
+class _FirstAnswers(Engine):
+    """An engine whose first answers are given, as far as they are.
+
+    Args:
+        engine: Samples the others.
+        tokenizer: Encodes the given ones.
+        first: First answer to each task, or None for the engine's own.
+    """
+
+    def __init__(self, engine: TransformersEngine, tokenizer: Any, first: Sequence[str | None]) -> None:
+        self.version, self.max_concurrent = 0, engine.max_concurrent
+        self.context_length = engine.context_length
+        self._engine, self._tokenizer = engine, tokenizer
+        self._first = {str(place): text for place, text in enumerate(first) if text is not None}
+
+    async def sample(
+        self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
+    ) -> Sampled:
+        """Return the given answer, or sample one."""
+        text = self._first.pop(key.partition("/")[0], None)
+        if text is None:
+            return await self._engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+        found = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Sampled([*found, self._tokenizer.eos_token_id])
+
+    async def update(self, weights: Any) -> int:
+        """Update the engine."""
+        self.version = await self._engine.update(weights)
+        return self.version
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()

@@ -87,6 +87,7 @@ class SimulatedEngine(Engine):
     Attributes:
         version: Number of updates so far.
         max_concurrent: Number of sequences decoded at once.
+        context_length: Bound on prompt and answer together, in tokens; None: no bound.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SimulatedEngine(Engine):
         self.version = 0
         self.max_concurrent = max_concurrent
         self._step_s, self._per_sequence_s = step_s, per_sequence_s
-        self._context_length, self._log_prob = context_length, log_prob
+        self.context_length, self._log_prob = context_length, log_prob
         self._piece_tokens, self._update_s = piece_tokens, update_s
         self._cursor = AnswerCursor(answers)
         self._order = itertools.count()
@@ -128,7 +129,7 @@ class SimulatedEngine(Engine):
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
         """Return the next answer of a trajectory, after the time that its decoding takes."""
-        bound = check_request(len(ids), max_tokens, self._context_length)
+        bound = check_request(len(ids), max_tokens, self.context_length)
         if self._is_closed:
             raise closed_error(self)
         loop = asyncio.get_running_loop()

@@ -101,6 +101,19 @@ def test_it_says_why_the_trainer_waited_and_for_whom(opened, address):
         assert waited.get_by_role("img", name="tool search 17.5 s, 83 %").is_visible()
 
 
+def test_a_batch_that_was_ready_says_so_and_has_no_straggler(opened, tmp_path):
+    dump_of(tmp_path, [record()])
+    writer = TimelineWriter(tmp_path)
+    row = TimelineRow("a", "g", 0, 1.0001, held=0.0001)
+    writer.write(BatchTimeline(0, 0, 1.0002, 1, {"engine": 0.0001, "batch": 0.0001}, rows=(row,)))
+    writer.close()
+    page_of(tmp_path)
+    with opened(f"{(tmp_path / 'page.html').as_uri()}#:batch-1") as page:
+        page.get_by_text("It did not wait").wait_for()
+        page.get_by_role("button", name="Next straggler").click()
+        assert page.locator("#time-at").text_content() == "No trajectory held up this batch."
+
+
 def test_keys_choose_a_straggler_and_its_spans_and_open_its_conversation(opened, address):
     with opened(f"{address}#:batch-1") as page:
         page.locator(".time-box").focus()

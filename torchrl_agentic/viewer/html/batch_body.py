@@ -92,5 +92,5 @@ def _span(span: Span, start: float, texts: _Numbers) -> list[JSON]:
         span.turn,
         span.version,
         span.tokens,
-        texts(span.status),
+        texts(span.status.lower()),
     ]

@@ -1,6 +1,7 @@
 // The timeline of a batch: a line per trajectory, its spans as bars. Only the lines in sight are drawn.
 
-const ROW = 16, GROUP = 18, AXIS = 40, NAMES = 190, HELD = 90, LANES = 3, ROWS_OF_TABLE = 1000;
+const ROW = 16, GROUP = 18, AXIS = 40, NAMES = 190, HELD = 100, LANES = 3, ROWS_OF_TABLE = 1000;
+const READY = 0.005; // seconds; a batch that is taken sooner was complete before
 const COLORS = { engine: "--bar", tool: "--tool", tools: "--queue", reward: "--good", user: "--assistant", admission: "--queue", update: "--update", trainer: "--queue" };
 const SAYS = { engine: "sampled", tool: "ran", tools: "ran the tool calls of a turn", reward: "was rewarded", user: "waited for the simulated user",
   admission: "waited to begin", update: "loaded new weights", trainer: "waited for the trainer" };
@@ -40,6 +41,7 @@ const failedSpan = (span) => span.cause === "tool" && span.status !== "" && span
 /** The trajectories that held up the batch for a good part of the wait. */
 function lateOnes(batch) {
   const wait = batch.waited === null ? 0 : batch.stop - batch.waited;
+  if (wait < READY) return new Set();
   return new Set([...batch.rows].sort((a, b) => b.held - a.held).filter((row) => row.held > 0 && row.held >= wait * 0.1).slice(0, 10));
 }
 
@@ -131,7 +133,7 @@ class Timeline {
     const y = line.y - top;
     pen.fillStyle = color("--faint");
     pen.textAlign = "left";
-    pen.fillText(fit(visible(line.group), width - 20), 8, y + GROUP / 2 + 1);
+    pen.fillText(fit(visible(`group ${line.group}`), width - 20), 8, y + GROUP / 2 + 1);
     pen.fillStyle = color("--line");
     pen.fillRect(0, y, width, 1);
   }
@@ -329,7 +331,7 @@ const causeClass = (cause) => ({ reward: "reward", user: "user", update: "update
 const causeWords = (cause) => cause.replace(/^tool\//, "tool ").replace(/^other$/, "between spans").replace(/^batch$/, "building the batch");
 
 function waitOfBatch(batch, late) {
-  if (batch.waited === null) return section("Why the trainer waited", make("p", {}, "It did not wait: the batch was complete before it was needed."));
+  if (batch.waited === null || batch.stop - batch.waited < READY) return section("Why the trainer waited", make("p", {}, "It did not wait: the batch was complete before it was needed."));
   const wait = batch.stop - batch.waited, shown = batch.causes.slice(0, 12);
   const share = (took) => `${duration(took)}, ${Math.round((100 * took) / (wait || 1))} %`;
   const who = [...late].map((row) => `${row.name} (${duration(row.held)})`).join(", ");

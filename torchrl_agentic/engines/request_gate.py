@@ -77,7 +77,7 @@ class RequestGate:
 
     @contextlib.asynccontextmanager
     async def closed_for_update(self) -> AsyncGenerator[None]:
-        """Let no request begin in this context; one update at a time."""
+        """Hold new requests back in this context; one update at a time."""
         async with self._lock:
             self.check_open()
             self._open.clear()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import Finish, OnIds, Sampled
-from torchrl_agentic.engines.gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.weights import (
     Weights,
     check_fits,
@@ -93,7 +93,7 @@ class VLLMEngine:
         max_concurrent: Number of requests that vLLM works on at once.
         context_length: Number of tokens that the model takes, prompt and answer together; None if unknown.
         stop_token_ids: Ids that end an answer.
-        resumable: Aborted answers may be resumed; False under a constraint on tool calls.
+        can_resume: Aborted answers may be resumed; False under a constraint on tool calls.
 
     Raises:
         TypeError: If the engine is of another type.
@@ -135,7 +135,7 @@ class VLLMEngine:
         self.max_concurrent = self._server.max_concurrent
         self.context_length = self._server.context_length
         options: dict[str, Any] = {
-            "max_tokens": None,  # each request has its own; the default, 16, would bound min_tokens
+            "max_tokens": None,  # of each request
             "temperature": temperature,
             "top_p": top_p,
             "stop_token_ids": list(self.stop_token_ids),
@@ -150,16 +150,16 @@ class VLLMEngine:
         if tool_choice is not None:
             options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
         self._params: Any = SamplingParams(**options)
-        self.resumable = self._params.structured_outputs is None
+        self.can_resume = self._params.structured_outputs is None
         if on_update not in (None, "abort", "wait", "keep"):
             raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
-        if on_update == "abort" and not self.resumable:
+        if on_update == "abort" and not self.can_resume:
             raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
         if on_update == "keep" and not self._server.has_labels:
             raise ValueError(
                 "AsyncVLLM cannot keep requests over an update; on_update must be 'abort' or 'wait'"
             )
-        self._on_update: OnUpdate = on_update or ("abort" if self.resumable else "wait")
+        self._on_update: OnUpdate = on_update or ("abort" if self.can_resume else "wait")
         self._load_weights, self._weights_parent = load_weights, weights_parent
         self._log_probs = log_probs
         self._owns = False
@@ -234,6 +234,7 @@ class VLLMEngine:
             )
         params = self._params.clone()
         params.skip_clone, params.max_tokens = True, int(max_tokens)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
         self._server.check_loop()
         made_at = self.version
         try:
@@ -323,7 +324,7 @@ class VLLMEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What vLLM sampled; `labels` are those of the weights that sampled it, as far as they are known."""
+    """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
 
     ids: list[int]
     log_probs: list[float] | None
@@ -351,7 +352,7 @@ class _Server(ABC):
 
     @abstractmethod
     async def pause(self, mode: Literal["abort", "keep"]) -> None:
-        """Let no request run, and end or keep those that do."""
+        """Stop scheduling, and end or keep the requests that run."""
 
     @abstractmethod
     async def load(self, folder: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import httpx
 
 from torchrl_agentic.engines.base import Finish, OnIds, Sampled
-from torchrl_agentic.engines.gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 from torchrl_agentic.messages import JSON
@@ -86,7 +86,7 @@ class HTTPEngine:
         max_concurrent: Most requests at once.
         context_length: Number of tokens that the model takes; None if it is unknown.
         stop_token_ids: Ids that end an answer.
-        resumable: Aborted answers may be resumed; False if `sampling` constrains them.
+        can_resume: Aborted answers may be resumed; False if `sampling` constrains them.
 
     Raises:
         ValueError: If the kind is unknown, or the pad token also ends answers.
@@ -135,7 +135,7 @@ class HTTPEngine:
             "logit_bias": {str(tokenizer.pad_token_id): _FORBID},
         }
         self._wire = _WIRES[kind](base, sampling or {}, log_probs, model)
-        self.resumable = not self._wire.constraints & {
+        self.can_resume = not self._wire.constraints & {
             name for name, value in (sampling or {}).items() if value
         }
         self._timeout, self._patience = timeout, patience or Patience()
@@ -224,7 +224,7 @@ class HTTPEngine:
                 await self._gate.drained()
                 await self._load(self._called(weights))
             else:
-                if not self.resumable:
+                if not self.can_resume:
                     await self._gate.drained()
                 await self._command(self._wire.pause)
                 try:
@@ -289,9 +289,8 @@ class HTTPEngine:
     def _add(self, request: _Request, data: Any) -> None:
         """Add a response, or a piece of a stream, to what is found."""
         try:
-            error = data.get("error") if isinstance(data, Mapping) else None
-            if error is not None:
-                raise InfrastructureError(f"{self._url} sent an error: {str(error)[:_SHOWN]}")
+            if isinstance(data, Mapping) and data.get("error") is not None:
+                self._raise_for_event(data["error"])
             piece = self._wire.read(data, request.found)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise InfrastructureError(
@@ -396,6 +395,14 @@ class HTTPEngine:
             wait = retry_after_s(response.headers.get("retry-after"), time.time())
             raise ServiceError(what, "server", is_transient=True, retry_after=wait, status=status)
         raise ValueError(what)
+
+    def _raise_for_event(self, error: Any) -> None:
+        """Raise the error that came instead of a piece of a stream."""
+        code = error.get("code") if isinstance(error, Mapping) else None
+        what = f"{self._url} sent an error: {str(error)[:_SHOWN]}"
+        if isinstance(code, int) and 400 <= code < 500 and code not in BUSY:
+            raise ValueError(what)
+        raise ServiceError(what, "server", is_transient=True)
 
 
 @dataclass(slots=True)

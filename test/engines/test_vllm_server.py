@@ -1,0 +1,152 @@
+"""`HTTPEngine` beside a real vLLM server on the CPU: `make test-vllm`."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import ClassVar
+
+import httpx
+import pytest
+from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
+
+from torchrl_agentic.engines import HTTPEngine
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.testing import EngineContract
+from torchrl_agentic.testing.tiny import TINY
+from torchrl_agentic.tools.service import Patience
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+START_S = 240
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The URL of a server and its process; no figures of ours go to vLLM's makers."""
+    pytest.importorskip("vllm", reason="`make test-vllm` installs it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    options = ["--tokens-only", "--host=127.0.0.1", f"--port={port}", "--no-enable-prefix-caching"]
+    options += ["--dtype=float32", "--enforce-eager", f"--max-model-len={CONTEXT}"]
+    options += [f"--max-num-seqs={ARGS['max_num_seqs']}"]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "vllm.entrypoints.launchers.api_server.entry",
+                "--model",
+                str(TINY),
+                *options,
+            ],
+            env={**os.environ, **own},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + START_S
+        while not answers(url):
+            assert process.poll() is None, log.read_text()[-5000:]
+            assert time.monotonic() < until, log.read_text()[-5000:]
+            time.sleep(0.5)
+        yield url, process
+    finally:
+        end(process)
+
+
+def answers(url):
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def end(process):
+    """End a server and the processes that it started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def engine_of(url, **options):
+    return HTTPEngine(
+        url,
+        kind="vllm",
+        tokenizer=TOKENIZER,
+        **{"temperature": 0, "max_concurrent": ARGS["max_num_seqs"], **options},
+    )
+
+
+class TestHTTPEngineOverVLLM(EngineContract):
+    prompts = PROMPTS
+    stop_ids: ClassVar = {TOKENIZER.eos_token_id}
+    max_tokens = 128
+    too_long: ClassVar = [5] * CONTEXT
+    weights: ClassVar = MODEL.state_dict()
+
+    @pytest.fixture(autouse=True)
+    def shared(self, server):
+        self.url = server[0]
+
+    async def make(self):
+        return engine_of(self.url)
+
+
+async def test_log_probs_are_those_of_the_new_weights_after_an_update(server):
+    engine, other, prompt = engine_of(server[0]), other_weights(), PROMPTS[0]
+    before = await engine.sample(prompt, max_tokens=48, key="before")
+    assert gap(MODEL, prompt, before) < 1e-3 < 0.05 < gap(other, prompt, before)
+    assert await engine.update(other) == 1
+    after = await engine.sample(prompt, max_tokens=48, key="after")
+    assert (after.version, gap(other, prompt, after) < 1e-3 < 0.05 < gap(MODEL, prompt, after)) == (1, True)
+    await engine.update(MODEL)
+    await engine.close()
+
+
+async def test_aborted_streams_keep_their_ids_with_the_log_probs_of_the_old_weights(server, tmp_path):
+    other_weights().save_pretrained(tmp_path)  # beforehand, because the answers take but a few seconds
+    engine, began = engine_of(server[0], temperature=1.0, sampling={"min_tokens": 800}), asyncio.Event()
+    tasks = [
+        asyncio.create_task(
+            engine.sample(prompt, max_tokens=800, key=str(number), on_ids=lambda _: began.set())
+        )
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    await began.wait()
+    await engine.update(tmp_path)
+    found = await asyncio.gather(*tasks)
+    assert {(one.finish, one.version) for one in found} == {("aborted", 0)}
+    assert any(one.ids for one in found)
+    for prompt, one in zip(PROMPTS, found, strict=True):
+        assert len(one.ids) < 800
+        if one.ids:
+            assert gap(MODEL, prompt, one) < 1e-3
+    await engine.update(MODEL)
+    await engine.close()
+
+
+async def test_a_server_that_ends_is_an_infrastructure_error(server):
+    """The last test of this file: it ends the server."""
+    url, process = server
+    patience = Patience(tries=2, first_s=0.01)
+    engine, began = engine_of(url, patience=patience, sampling={"min_tokens": 380}), asyncio.Event()
+    task = asyncio.create_task(
+        engine.sample(PROMPTS[0], max_tokens=400, key="a", on_ids=lambda _: began.set())
+    )
+    await began.wait()
+    await asyncio.to_thread(end, process)
+    assert (await task).finish == "aborted"
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        await engine.sample(PROMPTS[0], max_tokens=8, key="b")
+    await engine.close()
