@@ -167,6 +167,14 @@ def test_drift_is_found_where_the_ids_are_not_those_of_the_text():
     assert TokenWriter(silent, writer.ledger, messages=writer.messages).find_drift() is None
 
 
+def test_a_control_token_in_a_result_is_drift():
+    writer = ChatEncoder(TOKENIZER).begin(CHAT)
+    turn(writer, "x", result("ok"))
+    assert writer.find_drift() is None
+    writer.ledger.add_result([END], call=1)
+    assert writer.find_drift().tokens > 0, "the text of a tool has the ids of plain text"
+
+
 def test_a_writer_can_continue_tokens_that_are_kept_elsewhere():
     encoder = ChatEncoder(TOKENIZER)
     whole = encoder.begin(CHAT)

@@ -12,8 +12,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from torchrl_agentic.collectors.task import Trajectory
-from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms import specs
+from torchrl_agentic.transforms.token_rows import column_tensor
 
 
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
@@ -48,12 +49,12 @@ def ledger_row(ledger: TokenLedger) -> TensorDictBase:
     Args:
         ledger: The tokens.
     """
-    size = max((span.stop for span in ledger.spans() if span.name == "sampled"), default=len(ledger))
+    size = max((span.stop for span in ledger.spans() if span.source == SAMPLED), default=len(ledger))
     fields: dict[Any, torch.Tensor] = {
-        ("tokens", "full"): torch.tensor(ledger.ids[:size], dtype=torch.int64),
+        ("tokens", "full"): column_tensor("q", ledger.ids[:size], None),
         ("masks", "all_attention_mask"): torch.ones(size, dtype=torch.bool),
-        ("masks", "all_assistant_mask"): torch.tensor(ledger.mask[:size], dtype=torch.bool),
-        ("log_probs", "full"): torch.tensor(ledger.log_probs[:size], dtype=torch.float32),
+        ("masks", "all_assistant_mask"): column_tensor("q", ledger.sources[:size], None) == SAMPLED,
+        ("log_probs", "full"): column_tensor("f", ledger.log_probs[:size], None),
     }
     row = TensorDict({})
     for key, value in fields.items():
@@ -89,7 +90,7 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor) -> TensorD
         ("next", "done"): torch.ones(1, dtype=torch.bool),
         ("next", "terminated"): torch.tensor([trajectory.terminated]),
         ("next", "truncated"): torch.tensor([trajectory.truncated]),
-        ("collector", "policy_version"): torch.tensor(ledger.versions[:size], dtype=torch.int64),
+        ("collector", "policy_version"): column_tensor("q", ledger.versions[:size], None),
         ("collector", "group"): torch.tensor([group]),
         ("collector", "seconds"): torch.tensor([trajectory.seconds]),
         ("collector", "name"): NonTensorData(trajectory.name),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrl_agentic.messages import content_text
 from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
 from torchrl_agentic.tokens.encoding import Encoder, Piece, decode
-from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, TokenLedger
+from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, Span, TokenLedger
 
 Mode = Literal["strict", "ignore_strippable", "disable"]
 _STRIPPABLE = str.maketrans("", "", "\n\t\r ")
@@ -71,17 +71,33 @@ def find_drift(
     """
     if mode == "disable":
         return None
-    texts = _texts(ledger, tokenizer)
-    pieces = [
-        Piece(text, span.source, is_trusted=span.start == 0 or span.source in (SAMPLED, BOUNDARY))
-        for span, text in zip(ledger.spans(), texts, strict=True)
-    ]
-    drift = _difference(list(ledger.ids), encoder.encode(pieces).ids, tokenizer, mode)
-    return drift or _text_drift(pieces, chat, template, encoder, tokenizer, mode)
+    ids, spans = list(ledger.ids), list(ledger.spans())
+    if encoder.encode_text(decode(tokenizer, ids)) != ids or _has_control(ids, spans, encoder):
+        texts = _texts(ids, spans, tokenizer)
+        pieces = [
+            Piece(text, span.source, is_trusted=_is_trusted(span))
+            for span, text in zip(spans, texts, strict=True)
+        ]
+        drift = _difference(ids, encoder.encode(pieces).ids, tokenizer, mode)
+        if drift is not None:
+            return drift
+    return _text_drift(ids, spans, chat, template, encoder, tokenizer, mode)
+
+
+def _is_trusted(span: Span) -> bool:
+    return span.start == 0 or span.source in (SAMPLED, BOUNDARY)
+
+
+def _has_control(ids: Sequence[int], spans: Sequence[Span], encoder: Encoder) -> bool:
+    """Check whether there are control tokens where only plain text may be."""
+    return any(
+        not encoder.control.isdisjoint(ids[span.start : span.stop]) for span in spans if not _is_trusted(span)
+    )
 
 
 def _text_drift(
-    pieces: Sequence[Piece],
+    ids: Sequence[int],
+    spans: Sequence[Span],
     chat: Chat,
     template: ChatTemplate,
     encoder: Encoder,
@@ -89,7 +105,7 @@ def _text_drift(
     mode: Mode,
 ) -> Drift | None:
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
-    sampled = [index for index, piece in enumerate(pieces) if piece.source == SAMPLED]
+    sampled = [span for span in spans if span.source == SAMPLED]
     thinks = any("</think>" in content_text(chat[index].get("content")) for index in answers)
     if not (answers and sampled and (template.keeps_reasoning or (template.appends and not thinks))):
         return None
@@ -97,11 +113,11 @@ def _text_drift(
         return None  # templates render the last message differently from one in the middle
     if any(not isinstance(message.get("content"), str | None) for message in chat):
         return None  # the placeholder of an image has no text to compare
-    text = "".join(piece.text for piece in pieces[: sampled[-1]])
+    text = decode(tokenizer, ids[: sampled[-1].start])
     rendered = template.render(chat[: answers[-1]])
     if text == rendered:
         return None
-    kept, wanted = (encoder.encode([Piece(one, BOUNDARY, is_trusted=True)]).ids for one in (text, rendered))
+    kept, wanted = encoder.encode_text(text), encoder.encode_text(rendered)
     return _difference(kept, wanted, tokenizer, mode)
 
 
@@ -121,9 +137,8 @@ def _difference(kept: list[int], wanted: list[int], tokenizer: Any, mode: Mode) 
     return Drift(max(map(len, middles)), *excerpts)
 
 
-def _texts(ledger: TokenLedger, tokenizer: Any) -> list[str]:
-    """Return the text of each span of a ledger."""
-    ids, spans = list(ledger.ids), list(ledger.spans())
+def _texts(ids: Sequence[int], spans: Sequence[Span], tokenizer: Any) -> list[str]:
+    """Return the text of each span."""
     texts = [decode(tokenizer, ids[span.start : span.stop]) for span in spans]
     if "".join(texts) == decode(tokenizer, ids):
         return texts

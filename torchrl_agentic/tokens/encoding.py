@@ -92,18 +92,30 @@ class Encoder:
         cuts: set[int] = set()
         while True:
             ids, spans = self._encode(text, sorted(cuts))
-            owners = [bisect.bisect_right(edges, start) - 1 for start, _ in spans]
             forged = [
                 start
-                for token, (start, stop), owner in zip(ids, spans, owners, strict=True)
+                for token, (start, stop) in zip(ids, spans, strict=True)
                 if token in self.control
                 and stop > start
-                and not all(piece.is_trusted for piece in pieces[owner : bisect.bisect_left(edges, stop)])
+                and not all(
+                    piece.is_trusted
+                    for piece in pieces[
+                        bisect.bisect_right(edges, start) - 1 : bisect.bisect_left(edges, stop)
+                    ]
+                )
             ]
             if not forged:
-                sources = [pieces[owner].source for owner in owners]
-                return Encoded(ids, sources, [start for start, _ in spans])
+                starts = [start for start, _ in spans]
+                firsts = [*(bisect.bisect_left(starts, edge) for edge in edges[:-1]), len(starts)]
+                sources: list[int] = []
+                for piece, (first, after) in zip(pieces, itertools.pairwise(firsts), strict=True):
+                    sources += [piece.source] * (after - first)
+                return Encoded(ids, sources, starts)
             cuts.update(start + 1 for start in forged)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of a text that is trusted as a whole, without special tokens at its ends."""
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _encode(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
         ids: list[int] = []
@@ -111,7 +123,7 @@ class Encoder:
         for start, stop in itertools.pairwise((0, *cuts, len(text))):
             found = self._backend.encode(text[start:stop], add_special_tokens=False)
             ids += found.ids
-            spans += [(start + a, start + b) for a, b in found.offsets]
+            spans += [(start + a, start + b) for a, b in found.offsets] if start else found.offsets
         return ids, spans
 
 
@@ -150,10 +162,10 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the exact text of token ids, control tokens and spaces included.
 
     Args:
-        tokenizer: A tokenizer of transformers.
+        tokenizer: A fast tokenizer of transformers.
         ids: Token ids.
     """
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def escaped(message: Mapping[str, Any], control: Escaper) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,10 +165,10 @@ class TokenLedger:
     def spans(self) -> Iterator[Span]:
         """Yield the runs of tokens that have one source, in order."""
         start = 0
-        for index in range(1, len(self) + 1):
-            if index == len(self) or self._sources[index] != self._sources[start]:
-                yield Span(self._sources[start], start, index)
-                start = index
+        for source, run in itertools.groupby(self._sources):
+            stop = start + len(list(run))
+            yield Span(source, start, stop)
+            start = stop
 
     def copy(self) -> Self:
         """Return an independent copy, for a branch of the trajectory."""
