@@ -1,8 +1,8 @@
 """`AgentCollector` over vLLM beside lock-step, with tools that take 0.1 s and whose 99th percentile is 3 s.
 
 128 trajectories of 1 to 8 turns. Each answer has exactly 48 tokens and calls a tool. Lock-step is
-`agent_policy` over `vllm.LLM` in an environment of 64 rows; the collector has 64 trajectories at once, then
-128. Only one vLLM runs at a time: lock-step first, then the collector. `.venv-vllm` has vLLM.
+`agent_policy` over `vllm.LLM` in an environment of 64 rows, then 128; the collector has as many trajectories
+at once. Only one vLLM runs at a time: lock-step first, then the collector. `.venv-vllm` has vLLM.
 """
 
 from __future__ import annotations
@@ -136,45 +136,46 @@ class Open:
         return answers
 
 
-def lock_step() -> tuple[float, float, int]:
-    """Return the seconds, the processor time outside of the engine's process, and the tokens of lock-step."""
-    from vllm import LLM
+def lock_step(llm: Any, tokenizer: Any, rows: int) -> tuple[float, float]:
+    """Run all trajectories in lock-step, as many batches as it takes.
 
-    tokenizer = load_tiny()[1]
-    llm = LLM(str(TINY), **ARGS)
-    try:
-        llm.generate([{"prompt_token_ids": [5] * 50}] * 4, use_tqdm=False)
-        questions = tiny_questions(COUNT)
-        seconds = cpu = 0.0
-        tokens = 0
-        for first in range(0, COUNT, ROWS):
-            compose = ToolCompose(
-                [Work(lambda name, first=first: first + int(local_name(name).split(".")[0]))],
-                Anything(),
-                per_call_timeout=None,
-            )
-            turns = TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
-            env = TransformedEnv(
-                ChatEnv(batch_size=(ROWS,)), Compose(compose, EndTrajectory(max_turns=TURNS), turns)
-            )
-            policy: Any = agent_policy(llm, tokenizer, max_new_tokens=SIZE, generate_kwargs=exact(tokenizer))
-            policy.module[0].sampler.engine = engine = Open(llm, first, tokenizer.eos_token_id)
-            queries = [NonTensorData(question["query"]) for question in questions[first : first + ROWS]]
-            query = TensorDict({"query": LazyStackedTensorDict.lazy_stack(queries)}, batch_size=[ROWS])
-            start, own = time.perf_counter(), time.process_time()
-            td = env.reset(query)
-            for _ in range(TURNS):
-                step = env.step(policy(td))
-                if bool(step["next", "done"].all()):
-                    break
-                td = env.step_mdp(step)
-            seconds, cpu = seconds + time.perf_counter() - start, cpu + time.process_time() - own
-            tokens += engine.tokens
-            env.close()
-    finally:
-        llm.llm_engine.engine_core.shutdown()
+    Args:
+        llm: The engine.
+        tokenizer: Its tokenizer.
+        rows: Number of rows of a batch.
+
+    Returns:
+        Seconds, and seconds of processor time.
+    """
+    questions = tiny_questions(COUNT)
+    seconds = cpu = 0.0
+    tokens = 0
+    for first in range(0, COUNT, rows):
+        compose = ToolCompose(
+            [Work(lambda name, first=first: first + int(local_name(name).split(".")[0]))],
+            Anything(),
+            per_call_timeout=None,
+        )
+        turns = TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
+        env = TransformedEnv(
+            ChatEnv(batch_size=(rows,)), Compose(compose, EndTrajectory(max_turns=TURNS), turns)
+        )
+        policy: Any = agent_policy(llm, tokenizer, max_new_tokens=SIZE, generate_kwargs=exact(tokenizer))
+        policy.module[0].sampler.engine = engine = Open(llm, first, tokenizer.eos_token_id)
+        queries = [NonTensorData(question["query"]) for question in questions[first : first + rows]]
+        query = TensorDict({"query": LazyStackedTensorDict.lazy_stack(queries)}, batch_size=[rows])
+        start, own = time.perf_counter(), time.process_time()
+        td = env.reset(query)
+        for _ in range(TURNS):
+            step = env.step(policy(td))
+            if bool(step["next", "done"].all()):
+                break
+            td = env.step_mdp(step)
+        seconds, cpu = seconds + time.perf_counter() - start, cpu + time.process_time() - own
+        tokens += engine.tokens
+        env.close()
     assert tokens == ANSWERS * SIZE
-    return seconds, cpu, tokens
+    return seconds, cpu
 
 
 @dataclass(frozen=True)
@@ -269,14 +270,23 @@ def test_unequal_trajectories(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # no compiler runs while time is measured
+    from vllm import LLM
+
     from torchrl_agentic.engines import VLLMEngine
 
-    seconds, cpu, tokens = lock_step()
-    print(
-        f"\nlock-step, {ROWS} rows: {tokens / seconds:,.0f} tokens/s in {seconds:.1f} s, "
-        f"{cpu:.1f} s of processor time"
-    )
     tokenizer = load_tiny()[1]
+    beside: dict[int, float] = {}
+    llm = LLM(str(TINY), **ARGS)
+    try:
+        llm.generate([{"prompt_token_ids": [5] * 50}] * 4, use_tqdm=False)
+        for rows in (ROWS, COUNT):
+            beside[rows], cpu = lock_step(llm, tokenizer, rows)
+            rate = ANSWERS * SIZE / beside[rows]
+            print(
+                f"\nlock-step, {rows} rows: {rate:,.0f} tokens/s in {beside[rows]:.1f} s, {cpu:.1f} s of CPU"
+            )
+    finally:
+        llm.llm_engine.engine_core.shutdown()
 
     async def run() -> None:
         sampling = exact(tokenizer)
@@ -285,7 +295,8 @@ def test_unequal_trajectories(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
             await engine_alone(engine, 64)
             for in_flight in (ROWS, COUNT):
                 found = await collect(engine, tokenizer, in_flight=in_flight, waits=True)
-                print(f"collector, {in_flight} at once: {found}; {seconds / found.seconds:.1f} × lock-step")
+                gain = beside[in_flight] / found.seconds
+                print(f"collector, {in_flight} at once: {found}; {gain:.1f} × lock-step")
             rounds = [await collect(engine, tokenizer, in_flight=COUNT, waits=False) for _ in range(3)]
             print("collector, tools take no time:", *rounds, sep="\n  ")
             print(f"  median {statistics.median(found.share for found in rounds):.0%} of the engine alone")
