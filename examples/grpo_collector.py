@@ -9,8 +9,8 @@ optimizer steps on `GRPOLoss` over the sampled tokens. With --staleness 1, the d
 sampled meanwhile, and no batch waits for its slowest tool. With --staleness 0 the same script alternates
 between sampling and training.
 
-The tool is as slow as services are: its calls wait for a log-normal time with a median of 0.3 s, of which one
-in 100 is 30 times as long (--tool-latency, --tool-tail).
+The tool is as slow as services are: its calls wait for a log-normal time with a median of 2 s, of which one in
+100 is 5 times as long (--tool-latency, --tool-tail).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ P99 = 2.326
 """Standard deviations above the median that one draw in 100 exceeds."""
 
 
-def agent(median: float = 0.0, tail: float = 30.0, *, seed: int = 0) -> Compose:
+def agent(median: float = 0.0, tail: float = 5.0, *, seed: int = 0) -> Compose:
     """Return the tool and the end of trajectories; each trajectory has its own interpreter.
 
     Args:
@@ -225,8 +225,8 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--staleness", type=int, default=1, help="largest age of a batch in weight updates")
-    parser.add_argument("--tool-latency", type=float, default=0.3, help="median wait of a call, in seconds")
-    parser.add_argument("--tool-tail", type=float, default=30.0, help="99th percentile, in medians")
+    parser.add_argument("--tool-latency", type=float, default=2.0, help="median wait of a call, in seconds")
+    parser.add_argument("--tool-tail", type=float, default=5.0, help="99th percentile, in medians")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
