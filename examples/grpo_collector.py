@@ -9,8 +9,8 @@ optimizer steps on `GRPOLoss` over the sampled tokens. With --staleness 1, the d
 sampled meanwhile, and no batch waits for its slowest tool. With --staleness 0 the same script alternates
 between sampling and training.
 
-The tool is as slow as services are: its calls wait for a log-normal time with a median of 2 s, of which one in
-100 is 5 times as long (--tool-latency, --tool-tail).
+The tool is as slow as services are: its calls wait for a log-normal time with a median of 2 s and a 99th
+percentile of 10 s (--tool-latency, --tool-tail).
 """
 
 from __future__ import annotations

@@ -474,6 +474,7 @@ def test_names_are_unique_in_the_process():
     [
         ({"engine": None}, "LockStep"),
         ({"engine": small_model}, "engine is an Engine"),
+        ({"engine": type("LLM", (), {"chat": print})()}, "engine is an Engine"),
         ({"transforms": None}, "ToolCompose"),
         ({"transforms": EndTrajectory(max_turns=2)}, "ToolCompose"),
         ({"transforms": torch.nn.Linear(1, 1)}, "ToolCompose"),
@@ -546,3 +547,13 @@ def test_permits_of_a_limiter_come_back_when_a_collector_shuts_down():
     collector.shutdown()
     thread.join(10)
     assert (limiter.stats().in_flight, limiter.stats().waiting) == (0, 0)
+
+
+def test_the_stats_are_one_object_from_the_beginning():
+    collector, *_ = simple()
+    stats = collector.stats
+    assert stats.snapshot()["batches"]["n"] == 0
+    batches = sum(1 for _ in collector)
+    assert collector.stats is stats
+    assert stats.snapshot()["batches"]["n"] == batches > 0
+    assert collector.stats()["collector/batches"] == batches

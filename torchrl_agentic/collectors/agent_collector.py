@@ -68,7 +68,6 @@ class _Running:
     """A collector's loop, and the event loop and process that it lives in."""
 
     rollouts: RolloutLoop
-    stats: CollectorStats
     loop: asyncio.AbstractEventLoop
     is_own: bool
     pid: int
@@ -149,6 +148,7 @@ class AgentCollector(BaseCollector):
 
     Attributes:
         engine: The engine.
+        stats: Time by cause, trajectories in flight, ages, tokens per second, and who is late.
 
     Raises:
         TypeError: If an argument has the wrong type, or a transform needs an environment.
@@ -184,7 +184,8 @@ class AgentCollector(BaseCollector):
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
         takes_tokens = callable(getattr(engine, "sample", None))
-        if not takes_tokens and not callable(getattr(engine, "chat", None)):
+        takes_messages = callable(getattr(engine, "chat", None)) and hasattr(engine, "version")
+        if not takes_tokens and not takes_messages:  # vllm.LLM has a `chat` of another kind
             raise TypeError(
                 f"engine is an Engine, such as VLLMEngine(AsyncLLM); got {type(engine).__name__}. For a "
                 "TorchRL policy write LockStep(policy)"
@@ -249,18 +250,18 @@ class AgentCollector(BaseCollector):
             speculate,
         )
         self._weight_updater = weight_updater
-        self._timeline = timeline
+        self.stats: Any = CollectorStats(  # a method in TorchRL's collectors; calling it works too
+            time.monotonic,
+            groups_per_batch=groups_per_batch,
+            group_size=quorum or group_size,
+            max_concurrent=getattr(engine, "max_concurrent", None),
+            timeline=_timeline_writer(timeline),
+        )
         self._prefix = f"c{next(_numbers)}"
         self._running: _Running | None = None
         self._skipped: frozenset[int] = frozenset()
         self._frames = 0
         self._iter = -1
-
-    @property
-    def stats(self) -> CollectorStats:
-        """Time by cause, trajectories in flight, ages, tokens per second, and who is late."""
-        running = self._running
-        return CollectorStats(time.monotonic) if running is None else running.stats
 
     @property
     def policy_version(self) -> int:
@@ -294,13 +295,8 @@ class AgentCollector(BaseCollector):
                     "for`, on one loop"
                 )
             return running
-        stats = CollectorStats(
-            loop.time,
-            groups_per_batch=self._groups_per_batch,
-            group_size=self._options.quorum or self._options.group_size,
-            max_concurrent=getattr(self.engine, "max_concurrent", None),
-            timeline=_timeline_writer(self._timeline),
-        )
+        stats = self.stats
+        stats.begin(loop.time)
         encoder = self._agent.encoder
         requests = Requests(
             self.engine,
@@ -326,7 +322,7 @@ class AgentCollector(BaseCollector):
             options=self._options,
         )
         is_own = event_loop.is_running_here()
-        self._running = _Running(rollouts, stats, loop, is_own, os.getpid())
+        self._running = _Running(rollouts, loop, is_own, os.getpid())
         weakref.finalize(self, _close_later, rollouts, loop, os.getpid()).atexit = False
         if is_own:
             _open.add(self)

@@ -198,6 +198,17 @@ class CollectorStats:
         self._n_began = self._n_ended = self._n_batches = self._n_groups = self._n_trained = 0
         self._version = 0
 
+    def begin(self, clock: Callable[[], float]) -> None:
+        """Begin to count time, by another clock.
+
+        Args:
+            clock: Function that returns the time in seconds.
+        """
+        with self._lock:
+            self._clock = clock
+            self._start = clock()
+            self._engine = _EngineUse(self._start)
+
     def add(self, span: Span) -> None:
         """Add a span that has ended."""
         with self._lock:
