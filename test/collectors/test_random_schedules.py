@@ -13,7 +13,8 @@ from hypothesis import settings
 from torchrl_agentic.testing import run_skipping
 
 CHUNKS = 10
-SCHEDULES = 200 * settings.default.max_examples  # 10,000
+SCHEDULES = 40 * settings.default.max_examples
+"""2,000 by default; --hypothesis-profile=thorough runs 40,000."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

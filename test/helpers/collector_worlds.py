@@ -315,6 +315,9 @@ async def run_schedule(seed, world):
         await asyncio.wait({consumer})
     if not consumer.cancelled():
         consumer.result()
+    for _ in range(20):  # tasks whose work is done need a turn of the loop to end; none may need time
+        if len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
     check_nothing_left(collector, engine, tool, limiter)
     check_rows(batches, tool, script, collector, size=size)
     figures = collector.stats.snapshot()
