@@ -13,7 +13,7 @@ PYTEST := $(BIN)/pytest --maxprocesses 8
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo quick test test-floors test-vllm test-legacy test-browser check docs screenshots demo-records bench bench-site clean
+.PHONY: demo quick test test-floors test-vllm test-vllm-servers test-legacy test-browser check docs screenshots demo-records bench bench-site clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -35,7 +35,12 @@ test-floors: .venv-floors/ready
 	.venv-floors/bin/pytest -n $(QUICK_WORKERS) --maxprocesses 8 --quick --deselect test/test_packaging.py::test_everything_that_the_package_and_its_extras_bring_in_is_installed_as_pinned
 
 test-vllm: .venv-vllm/ready
-	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py test/engines test/collectors
+	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py \
+		test/engines/test_vllm_engine.py test/collectors/test_collector_vllm.py
+
+# A server of vLLM in a process of its own, and Ray actors; CI has no time for them.
+test-vllm-servers: .venv-vllm/ready
+	.venv-vllm/bin/pytest -m engines -W default test/engines/test_vllm_server.py test/engines/test_vllm_actors.py
 
 test-legacy: .venv-legacy/ready
 	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py
