@@ -1,4 +1,4 @@
-"""`VLLMEngine` over TorchRL's `AsyncVLLM`: Ray actors, with a real vLLM on the CPU: `make test-vllm`.
+"""`VLLMEngine` over TorchRL's `AsyncVLLM`: Ray actors, with a real vLLM on the CPU: `make test-vllm-servers`.
 
 It requests a GPU from Ray, which a process on the CPU does not use; Ray is configured with one.
 """
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterw
 @pytest.fixture(scope="module")
 def actors():
     """An `AsyncVLLM` with a GiB for keys and values; no figures of ours go to vLLM's or Ray's makers."""
-    ray = pytest.importorskip("ray", reason="`make test-vllm` installs it")
+    ray = pytest.importorskip("ray", reason="`make test-vllm-servers` installs it")
     with warnings.catch_warnings(action="ignore"):
         from torchrl.modules.llm import AsyncVLLM
 

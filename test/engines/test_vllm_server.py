@@ -26,7 +26,7 @@ START_S = 240
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The URL of a server and its process; no figures of ours go to vLLM's makers."""
-    pytest.importorskip("vllm", reason="`make test-vllm` installs it")
+    pytest.importorskip("vllm", reason="`make test-vllm-servers` installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
