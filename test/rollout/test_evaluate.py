@@ -12,6 +12,7 @@ from torchrl_agentic import EndTrajectory, Message, PythonTool, ToolCompose
 from torchrl_agentic.cli.main import app
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import Engine, RecordedEngine, ScriptedEngine, TransformersEngine
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.records import read_records
 from torchrl_agentic.rollout import Task, rollout, tasks_of
 from torchrl_agentic.rollout.evaluate import Sample, evaluate
@@ -90,7 +91,7 @@ def test_trajectories_that_have_ended_are_not_asked_again(tiny):
     assert not any(one.ledger.mask[-1] for one in found), "the boundary behind the last answer"
 
 
-def test_a_crash_of_the_engine_or_the_tasks_is_raised_as_it_is(tiny):
+def test_a_crash_of_the_engine_or_the_tasks_is_raised(tiny):
     _, tokenizer = tiny
 
     def script(key, turn, ids):
@@ -101,7 +102,7 @@ def test_a_crash_of_the_engine_or_the_tasks_is_raised_as_it_is(tiny):
         raise LookupError("of the tasks")
 
     engine = ScriptedEngine(script, tokenizer)
-    with pytest.raises(ZeroDivisionError, match="of the engine"):
+    with pytest.raises(InfrastructureError, match="of the engine"):
         rollout(ToolCompose([PythonTool()]), engine, tokenizer, tasks_of(["q"]))
     with pytest.raises(LookupError, match="of the tasks"):
         rollout(ToolCompose([PythonTool()]), ScriptedEngine([["a"]], tokenizer), tokenizer, broken())

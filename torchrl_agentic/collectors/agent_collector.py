@@ -125,9 +125,8 @@ class AgentCollector(BaseCollector):
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
             engine.
-        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms, or
-            None if it cannot tell. Sync ones run on a thread; async ones are awaited. Other trajectories go
-            on meanwhile.
+        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
+            Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
         trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
@@ -580,7 +579,7 @@ def _awaited(
 ) -> Reward:
     """Return a reward function as a coroutine function; a sync one runs on a thread."""
 
-    async def call(trajectory: Trajectory) -> float | None:
+    async def call(trajectory: Trajectory) -> float:
         if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
             return await reward(trajectory)
         found = await in_thread(lambda: reward(trajectory))

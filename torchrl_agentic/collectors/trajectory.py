@@ -30,7 +30,7 @@ from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
 
-Reward = Callable[[Trajectory], Awaitable[float | None]]
+Reward = Callable[[Trajectory], Awaitable[float]]
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
 
@@ -105,7 +105,7 @@ class TrajectoryRun:
         self._spans: list[Span] = []
         self._reason, self._terminated, self._truncated = "", False, False
         self._tool_reward = 0.0
-        self._has_score = bool(agent.tool_rewards or agent.answer_rewards)
+        self._has_reward = bool(reward or agent.tool_rewards or agent.answer_rewards)
         self._user: Session | None = None
         self._user_name, self._n_replies, self._user_total, self._user_score = "", 0, 0.0, 0.0
 
@@ -413,10 +413,9 @@ class TrajectoryRun:
             start = self._doing("reward")
             try:
                 value: Any = await self._reward(trajectory)
-                self._has_score = self._has_score or value is not None
                 if isinstance(value, str):
                     raise TypeError(f"a reward is a number; got {value!r:.80}")
-                added += 0.0 if value is None else float(value)
+                added += float(value)
             except InfrastructureError:
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
@@ -444,7 +443,7 @@ class TrajectoryRun:
         agent, record = self._agent, self._agent.record
         if agent.hook is None or not self._turns:
             return
-        if self._has_score:
+        if self._has_reward:
             of_turns = sum(one.calls * self._tool_reward for one in agent.tool_rewards)
             last = sum(result.reward or 0.0 for result in self._turns[-1].outcome.results)
             of_last = sum(one.calls * last for one in agent.tool_rewards)
