@@ -159,7 +159,7 @@ def test_one_failure_of_each_kind_is_replaced_and_told_apart():
     batches, figures = run(
         engine, tools=[CountedTool()], tasks=3, engine_retries=0, reward=lambda _: next(bad, 1.0)
     )
-    assert tasks_of(batches) == ["t0", "t1", "t2"]
+    assert sorted(tasks_of(batches)) == ["t0", "t1", "t2"]  # the replaced one may leave later
     assert figures["failures"] == {"engine": 1, "reward": 1}
     assert figures["events"]["replaced"] == 2
 
