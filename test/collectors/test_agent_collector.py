@@ -299,7 +299,7 @@ def test_the_advantage_is_that_of_the_group():
 
 
 def test_the_same_latencies_make_the_same_batches():
-    """Draw latencies from the keys, which begin anew with each collector but for the prefix."""
+    """Draw latencies from the keys, which are the same in each collector except for their prefix."""
 
     def found():
         def delay(key):

@@ -47,7 +47,7 @@ async def llm(first):
 
 
 def on_module_loop(contract):
-    """Give the tests of a contract the event loop of this file, because an `AsyncLLM` has but one."""
+    """Run the tests of a contract on the event loop of this file, since an `AsyncLLM` works on one only."""
 
     def mark(cls):
         for name, member in vars(contract).items():

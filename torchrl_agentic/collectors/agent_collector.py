@@ -233,10 +233,9 @@ class AgentCollector(BaseCollector):
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
-        self._max_in_flight: int | Literal["auto"] = max_in_flight
-        self._on_failure: OnFailure = on_failure
-        self._max_replacements = max_replacements
-        self._new_state()  # raises for wrong arguments
+        self._admission = Admission(groups_per_batch, max_staleness, engine.version)
+        self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
+        self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
         self._engine_retries = engine_retries
         self._on_update: OnUpdate = on_update
         threads = WorkerThreads(REWARD_THREADS)  # of their own: rewards that hang must not stop the tools
@@ -267,14 +266,6 @@ class AgentCollector(BaseCollector):
         """Number of weight updates of the engine so far."""
         return self.engine.version
 
-    def _new_state(self) -> tuple[Admission, Capacity, FailurePolicy]:
-        """Create the state machines that decide for one `RolloutLoop`."""
-        return (
-            Admission(self._groups_per_batch, self._max_staleness, self.engine.version),
-            Capacity(self._max_in_flight, engine_concurrent=getattr(self.engine, "max_concurrent", 256)),
-            FailurePolicy(self._on_failure, max_replacements=self._max_replacements),
-        )
-
     def _start(self) -> _Running:
         """Create the loop of this collector on the running event loop, unless there is one already."""
         running, loop = self._running, asyncio.get_running_loop()
@@ -294,8 +285,7 @@ class AgentCollector(BaseCollector):
                     "for`, on one loop"
                 )
             return running
-        stats = self.stats
-        stats.begin(loop.time)
+        self.stats.begin(loop.time)
         encoder = self._agent.encoder
         requests = Requests(
             self.engine,
@@ -304,17 +294,16 @@ class AgentCollector(BaseCollector):
             retries=self._engine_retries,
             on_update=self._on_update,
             is_pushed=self._weight_updater is not None,
-            stats=stats,
+            stats=self.stats,
         )
-        admission, capacity, failures = self._new_state()
         rollouts = RolloutLoop(
             self._agent,
             requests,
             self._tasks,
-            admission=admission,
-            capacity=capacity,
-            failures=failures,
-            stats=stats,
+            admission=self._admission,
+            capacity=self._capacity,
+            failures=self._failures,
+            stats=self.stats,
             prefix=self._prefix,
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,

@@ -7,12 +7,13 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from torchrl_agentic.collectors.stats import CollectorStats, Event
 from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
+from torchrl_agentic.engines.request_gate import RequestGate
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.tokens.writer import TokenWriter
 
@@ -38,59 +39,17 @@ def is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class _Gate:
-    """Answers that must not contain an update, and the updates that wait for their end."""
-
-    def __init__(self) -> None:
-        self._n_open = 0
-        self._admits, self._idle = asyncio.Event(), asyncio.Event()
-        self._admits.set()
-        self._idle.set()
-        self._lock = asyncio.Lock()
-
-    @contextlib.asynccontextmanager
-    async def answer(self) -> AsyncGenerator[None]:
-        """Hold updates back in this context, which begins once no update is under way."""
-        while not self._admits.is_set():
-            await self._admits.wait()
-        self._n_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._n_open -= 1
-            if not self._n_open:
-                self._idle.set()
-
-    @contextlib.asynccontextmanager
-    async def update(self, abort: Callable[[], Awaitable[object]] | None = None) -> AsyncGenerator[None]:
-        """Hold answers back in this context, which begins once those that run have ended.
-
-        Args:
-            abort: Ends those that run, or None to wait for them.
-        """
-        async with self._lock:
-            self._admits.clear()
-            try:
-                if abort is not None:
-                    await abort()
-                await self._idle.wait()
-                yield
-            finally:
-                self._admits.set()
-
-
-_gates: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gate]]
+_gates: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RequestGate]]
 _gates = weakref.WeakKeyDictionary()
 
 
-def _gate_of(engine: Any) -> _Gate:
+def _gate_of(engine: Any) -> RequestGate:
     """Return the gate of an engine on the running event loop, which all collectors over it share."""
     try:
         gates = _gates.setdefault(engine, weakref.WeakKeyDictionary())
     except TypeError:  # the engine has no weak references, or no hash
-        return _Gate()
-    return gates.setdefault(asyncio.get_running_loop(), _Gate())
+        return RequestGate()
+    return gates.setdefault(asyncio.get_running_loop(), RequestGate())
 
 
 class Requests:
@@ -164,7 +123,7 @@ class Requests:
 
     def _answering(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return the context of one answer, its retries and resumed parts included."""
-        return self._gate.answer() if self._drains else contextlib.nullcontext()
+        return self._gate.request() if self._drains else contextlib.nullcontext()
 
     @property
     def _drains(self) -> bool:
@@ -244,7 +203,7 @@ class Requests:
         """Make a request, count it while it is open, and raise errors that the protocol knows."""
         if self._stats is not None:
             self._stats.request_began()
-        holds = self._gate.answer() if self._is_pushed and not self._drains else contextlib.nullcontext()
+        holds = self._gate.request() if self._is_pushed and not self._drains else contextlib.nullcontext()
         try:
             async with holds:
                 return await ask()
@@ -314,16 +273,15 @@ class Requests:
         Returns:
             The new policy version.
         """
-        if push is None:
-            async with self._gate.update():
+        async with self._gate.closed_for_update():
+            aborts = push is not None and not self._drains
+            if aborts:  # the engine counts the update, and ends what runs
+                await self.engine.update(None)
+            await self._gate.drained()
+            if push is None:
                 return await self.engine.update(weights)
-        if self._drains:
-            async with self._gate.update():
-                await asyncio.to_thread(push)
-                return await self.engine.update(None)
-        async with self._gate.update(lambda: self.engine.update(None)):  # which aborts what runs
             await asyncio.to_thread(push)
-            return self.engine.version
+            return self.engine.version if aborts else await self.engine.update(None)
 
 
 def _list_of(values: Any, kind: type, name: str) -> list[Any]:

@@ -228,7 +228,7 @@ class RolloutLoop:
             await self._changed.wait()
 
     def _fail(self, error: BaseException) -> None:
-        """End the collector: whoever asks for the next batch gets the error."""
+        """End the collector; the next request for a batch raises the error."""
         self._error = self._error or error
         self._changed.set()
 

@@ -159,7 +159,7 @@ class MessageSpeaker:
         agent: Tools and parser.
         requests: Requests to the engine.
         messages: The first messages.
-        tools: Names of the tools that the engine is told of; None: all.
+        tools: Names of the tools that requests list; None: all.
         key: Name of the trajectory.
         max_new_tokens: Upper bound on the tokens of one answer.
     """
