@@ -17,25 +17,30 @@ from helpers.collector_worlds import CountedTool, WildEngine, collector_of, look
 from torchrl_agentic.dispatch import event_loop
 
 
+def say(text):
+    """Print a line at once: `print` writes its end apart, where a line of another thread may come between."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 class Told(CountedTool):
     """Prints what is opened and closed."""
 
     @contextlib.asynccontextmanager
     async def session(self, trajectory):
         async with super().session(trajectory) as live:
-            print("open", flush=True)
+            say("open")
             pid = os.getpid()
             try:
                 yield live
             finally:
                 if os.getpid() == pid:  # a fork finalizes its copy of this generator
-                    print("closed", flush=True)
+                    say("closed")
 
 
 async def act(key):
     """Wait forever in groups but the first."""
     if not key.startswith("t0/"):
-        print("ready", flush=True)
+        say("ready")
         await asyncio.Event().wait()
 
 
@@ -48,9 +53,9 @@ def interrupted():
     """Be interrupted while waiting for the second batch, without `with`."""
     try:
         for _ in made():
-            print("batch", flush=True)
+            say("batch")
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        say("interrupted")
     while event_loop.run(_count()):
         threading.Event().wait(0.01)
 
@@ -64,10 +69,10 @@ def interrupted_in_the_body():
     try:
         with made() as collector:
             for _ in collector:
-                print("batch", flush=True)
+                say("batch")
                 threading.Event().wait()
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        say("interrupted")
 
 
 def interrupted_async():
@@ -75,19 +80,19 @@ def interrupted_async():
 
     async def main():
         async for _ in made():
-            print("batch", flush=True)
+            say("batch")
 
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        say("interrupted")
 
 
 def leaves():
     """End the program without a shutdown."""
     collector = made()
     next(iter(collector))
-    print("left", flush=True)
+    say("left")
 
 
 def leaves_async():
@@ -98,7 +103,7 @@ def leaves_async():
             break
 
     asyncio.run(main())
-    print("left", flush=True)
+    say("left")
 
 
 def ends_meanwhile():
@@ -126,7 +131,7 @@ def ends_meanwhile():
 
     thread = asyncio.run(main())
     thread.join(20)
-    print("left" if not thread.is_alive() else "hangs", flush=True)
+    say("left" if not thread.is_alive() else "hangs")
 
 
 def garbage():
@@ -137,7 +142,7 @@ def garbage():
     gc.collect()
     while event_loop.run(_count()):
         threading.Event().wait(0.01)
-    print("left", flush=True)
+    say("left")
 
 
 def forked():
@@ -148,9 +153,9 @@ def forked():
     if not pid:
         collector.shutdown()
         os._exit(7)
-    print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    say(f"child {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
     collector.shutdown()
-    print("left", flush=True)
+    say("left")
 
 
 if __name__ == "__main__":
