@@ -13,10 +13,10 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, read_records
+from torchrl_agentic import PythonTool, Recorder, SandboxFusionTool, ToolCompose, evaluate, read_records
 from torchrl_agentic.cli.rollout_file import RolloutConfig, load_conversations, load_questions
+from torchrl_agentic.evaluation import load_model
 from torchrl_agentic.rollout import replay
-from torchrl_agentic.rollout.evaluate import evaluate, load_model
 from torchrl_agentic.testing import TINY
 from torchrl_agentic.testing.servers.embedded import serving
 
@@ -68,18 +68,16 @@ def main() -> None:
         python.input_schema = PythonTool.input_schema
         model, tokenizer = load_model(options.model)
         questions = load_questions(problems, HERE)[: options.questions]
-        right = 0.0
-        for completion in evaluate(
+        result = evaluate(
             questions,
-            [python],
+            ToolCompose([python], recorder=recorder),
             model,
             tokenizer,
             max_turns=5,
             max_new_tokens=96,
             temperature=0.0,
-            recorder=recorder,
-        ):
-            right += completion.reward or 0.0
+        )
+        right = sum(sample.score or 0.0 for sample in result.samples)
         print(f"{right:.0f} of {len(questions)} problems solved with the code in {url}")
     print(f"{sum(1 for _ in read_records(options.out))} trajectories in {options.out}")
 

@@ -1,7 +1,7 @@
 """GRPO with tools: a tiny model learns to call Python and to use its results, while others still sample.
 
-    python examples/grpo_collector.py --out runs/grpo
-    python examples/grpo_collector.py --out runs/grpo-sync --staleness 0
+    python benchmarks/grpo_staleness.py --out runs/staleness-1
+    python benchmarks/grpo_staleness.py --out runs/staleness-0 --staleness 0
 
 It starts from a weak model, which `train_tiny.py --weak` trains in a minute or two, and needs no GPU. The
 collector samples several answers per problem and runs their tool calls in the sandbox; each batch takes a few
@@ -220,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/grpo"))
+    parser.add_argument("--out", type=Path, default=Path("runs/staleness-1"))
     parser.add_argument("--model", type=Path, help="initial model; default: train a weak one in OUT/weak")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--lr", type=float, default=1e-4)
@@ -233,7 +233,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     folder = options.model or options.out / "weak"
     if not (folder / "model.safetensors").is_file():
-        sys.path.insert(0, str(Path(__file__).parent))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
         import train_tiny
 
         train_tiny.train(folder, weak=True, threads=options.threads)

@@ -1,0 +1,91 @@
+"""`examples/grpo.py`: killed and resumed, it has the same curve; it trains over both collectors."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    "prompts=2", "group=4", "steps=3", "save_every=1", "evaluate_every=2", "evaluate_tasks=2", "minibatch=4",
+    "warmup=2", "kl=0.01",
+]  # fmt: skip
+SYNC = [*SMALL, "staleness=0", "deterministic=true"]
+MEASURED = {"seconds/sample", "seconds/train", "agentic/tool_seconds"}
+"""Scalars that differ from run to run."""
+
+
+def start(out: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start the script."""
+    command = [sys.executable, "examples/grpo.py", "examples/grpo.yaml", f"out={out}", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+
+
+def ended(process: "subprocess.Popen[str]") -> str:
+    """Return the output of a script that ends well."""
+    stdout, stderr = process.communicate(timeout=110)
+    assert process.returncode == 0, stderr
+    return stdout
+
+
+def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return the scalars of a run, by name."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in (out / "scalars").rglob("*.csv"):
+        rows = csv.reader(path.read_text().splitlines())
+        found[str(path.relative_to(out / "scalars").with_suffix(""))] = [
+            (int(step), float(value)) for step, value in rows
+        ]
+    return {name: values for name, values in found.items() if name not in MEASURED}
+
+
+def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
+    """Killed after the second step, before its checkpoint or while that is saved."""
+    whole, killed = start(tmp_path / "whole", *SYNC), start(tmp_path / "killed", *SYNC)
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if line.startswith("step 1"):
+            killed.send_signal(signal.SIGKILL)
+            break
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    again = start(tmp_path / "killed", *SYNC)
+    assert again.wait(60) == 1
+    assert "holds a run: continue it with --resume" in again.communicate()[1]
+    assert ended(start(tmp_path / "killed", *SYNC, "--resume")).startswith(("step 1", "step 2"))
+    ended(whole)
+    expected = curves(tmp_path / "whole")
+    assert [step for step, _ in expected["reward/mean"]] == [0, 1, 2]
+    assert any(value for _, value in expected["loss/kl_to_ref"])
+    assert curves(tmp_path / "killed") == expected
+    weights = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "killed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    initial = load_file(ROOT / "torchrl_agentic" / "rollout" / "tiny" / "model.safetensors")
+    assert any(not torch.equal(weights[0][name], initial[name]) for name in initial)
+    steps = {path.name for path in (tmp_path / "killed" / "trajectories").glob("[0-9]*.jsonl")}
+    assert steps >= {"0.jsonl", "1.jsonl", "2.jsonl"}
+
+
+def test_it_trains_over_the_collector_of_torchrl(tmp_path: Path):
+    output = ended(start(tmp_path, *SMALL, "collector=llm", "steps=2"))
+    assert [line.split()[1] for line in output.splitlines()] == ["0", "1"]
+    assert len(curves(tmp_path)["reward/mean"]) == 2
+    assert (tmp_path / "checkpoints" / "000002" / ".metadata").is_file()
+
+
+def test_wrong_settings_are_named(tmp_path: Path):
+    wrong = start(tmp_path / "a", *SMALL, "kl=much", "trian=x.jsonl")
+    missing = start(tmp_path / "b", *SMALL, "train=missing.jsonl")
+    message = wrong.communicate(timeout=60)[1]
+    assert wrong.returncode == 2
+    assert "kl: Input should be a valid number" in message
+    assert "trian: Extra inputs are not permitted" in message
+    assert "missing.jsonl" in missing.communicate(timeout=60)[1]
+    assert missing.returncode == 1
