@@ -1,0 +1,71 @@
+"""`TokenChat`: an engine that takes tokens, used with messages: a judge on your own vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.messages import Message
+from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
+from torchrl_agentic.tokens.writer import ChatEncoder
+
+
+class TokenChat(ChatEngine):
+    """A `ChatEngine` over an `Engine` and the tokenizer of its model.
+
+    Control tokens in messages are escaped, so that a text cannot end its message and begin another one.
+
+    Args:
+        engine: Samples the answers.
+        tokenizer: Tokenizer of its model, with a chat template.
+        options: Further arguments of `ChatEncoder`, such as `template_kwargs` and `stop_token_ids`.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, **options: Any) -> None:
+        self._engine = engine
+        given: dict[str, Any] = {"use_inference_chat_template": True, **options}
+        self._encoder = ChatEncoder(tokenizer, **given)
+        self._markers = tuple(control_tokens_of(tokenizer).values())
+
+    @property
+    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Policy version of the engine."""
+        return self._engine.version
+
+    @property
+    def max_concurrent(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of requests that the engine works on at once."""
+        return self._engine.max_concurrent
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int,
+        key: str,
+    ) -> Message:
+        """Return the next message of the model; see `ChatEngine.chat`.
+
+        Raises:
+            ValueError: If there are tools: pass them to the constructor, as `tools=`.
+        """
+        if tools:
+            raise ValueError("TokenChat shows the tools of its constructor: TokenChat(..., tools=tools)")
+        safe = [
+            {**one, "content": escape_control_tokens(str(one["content"]), self._markers)} for one in messages
+        ]
+        writer = self._encoder.begin(safe)
+        requests = Requests(self._engine, stop_ids=self._encoder.stop_token_ids, retries=0)
+        ids, _ = await requests.sample(writer, max_tokens=max_tokens, key=key)
+        return self._encoder.read_answer(ids)
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights into the engine."""
+        return await self._engine.update(weights)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._engine.close()
