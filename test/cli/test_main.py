@@ -182,8 +182,8 @@ def test_the_version_is_that_of_the_package():
 @pytest.mark.parametrize("more", [[], ["--model", "tiny"]])
 def test_unknown_engine_error_lists_the_engines(tmp_path: Path, more: list[str]):
     (tmp_path / "q.jsonl").write_text("{}")
-    result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "openai", *more])
+    result = CliRunner().invoke(app, ["rollout", str(tmp_path / "q.jsonl"), "--engine", "magic", *more])
     assert result.exit_code == 2
     said = " ".join(result.output.replace("│", " ").split())
-    assert "Invalid value for --engine: no engine is named 'openai'; engines: transformers, vllm" in said
+    assert "Invalid value for --engine: no engine is named 'magic'; engines: transformers, vllm, op" in said
     assert "pydantic" not in result.output

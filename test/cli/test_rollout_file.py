@@ -129,7 +129,7 @@ def test_rows_of_verls_data_sets_are_questions(tmp_path: Path, suffix: str):
     config = load_config(path, ModelConfig(path="tiny"))
     questions = load_questions(config, tmp_path)
     assert [question.answer for question in questions] == ["1", "2", "3"]
-    assert [(message.role, message.text) for message in questions[2].messages] == [
+    assert [(message["role"], message["content"]) for message in questions[2].messages] == [
         ("system", "Be brief."),
         ("user", "2 + 1?"),
     ]

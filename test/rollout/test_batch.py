@@ -27,7 +27,14 @@ from torchrl_agentic import (
     collate_rows,
 )
 from torchrl_agentic.messages import Message
-from torchrl_agentic.rollout import agent_policy, group_advantage, training_policy, trajectory_batch
+from torchrl_agentic.rollout import (
+    agent_policy,
+    batch_metrics,
+    group_advantage,
+    group_batches,
+    training_policy,
+    trajectory_batch,
+)
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.transforms import history as border
 
@@ -259,3 +266,30 @@ def test_the_reward_of_a_trajectory_is_the_sum_over_its_turns(tokenizer):
 def test_a_column_that_the_steps_lack_is_an_error(tokenizer):
     with pytest.raises(KeyError, match="'level'"):
         trajectory_batch(steps_of(tokenizer, [1]), columns=["level"])
+
+
+def test_whole_groups_leave_a_collector_of_torchrl_as_batches(tokenizer):
+    """With rewards and advantages like those of `AgentCollector`, as the loss takes them."""
+    model = small_model(tokenizer)
+    collector = collector_of(tokenizer, model, [UserReward((1,))], yield_completed_trajectories=True)
+    try:
+        batches = list(group_batches(collector, group_size=GROUP, groups_per_batch=2))
+    finally:
+        collector.shutdown()
+    assert [len(batch) for batch in batches] == [2 * GROUP]  # of three whole groups
+    for batch in batches:
+        questions = batch["query"]
+        assert [len(set(questions[at : at + GROUP])) for at in (0, GROUP)] == [1, 1]
+        assert batch["reward"].tolist() == batch["next", "reward"].tolist()
+        assert batch["advantage"].tolist() == group_advantage(batch["reward"], GROUP).tolist()
+        assert batch["advantage"].any()
+        assert trained(model, tokenizer, batch, "rlhf") > 0
+        metrics = batch_metrics(batch)
+        assert metrics["reward/mean"] == pytest.approx(batch["reward"].mean().item())
+        assert metrics["groups/mixed"] == 1.0
+        assert metrics["tokens/sampled"] == batch["masks", "all_assistant_mask"].sum().item() / len(batch)
+
+
+def test_steps_without_rewards_make_no_groups(tokenizer):
+    with pytest.raises(ValueError, match="no rewards: append a reward transform"):
+        list(group_batches([steps_of(tokenizer, [1, 2])], group_size=2))

@@ -1,4 +1,4 @@
-"""The commands of `torchrl-agentic`, with their options: rollout, view, report, check and serve."""
+"""The commands of `torchrl-agentic`: rollout, eval, view, report, export, check and serve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from torchrl_agentic.cli.show import answer_summary, conversation_panel, progres
 if TYPE_CHECKING:
     from torchrl_agentic.cli.rollout_file import RolloutConfig
     from torchrl_agentic.records import Recorder
-    from torchrl_agentic.rollout.evaluate import Completion
 
 
 class _TwoWordCommands(TyperGroup):
@@ -84,7 +83,9 @@ def _rollout(
     model: Annotated[
         str | None, typer.Option(help='Model to ask: a Hugging Face folder or name, or "tiny" (included).')
     ] = None,
-    engine: Annotated[str, typer.Option(help="Inference engine: transformers or vllm.")] = "transformers",
+    engine: Annotated[
+        str, typer.Option(help="Inference engine: transformers, vllm, or openai for a service.")
+    ] = "transformers",
     show: Annotated[
         int, typer.Option(help="Number of conversations, or of differences, to print; -1 for all.")
     ] = -1,
@@ -119,7 +120,7 @@ def _rollout(
         read = (*settings.conversations, *settings.questions, config.name)
         with recorded_to(path, [config.parent / name for name in read]) as recorder:
             run = _ask if settings.model is not None else _replay
-            found = run(console, settings, config.parent, parser or settings.parser, recorder)
+            found = run(console, settings, config.parent, parser, recorder)
         read = [record for record in read_records(path) if isinstance(record, TrajectoryRecord)]
     except (ConfigError, SandboxError, ValueError, TypeError, ImportError, OSError) as error:
         place = "" if str(config) in str(error) else f"{config}: "
@@ -143,11 +144,12 @@ def _check_engine(name: str) -> None:
     """Raise typer.BadParameter, which lists the engines, if none has this name."""
     from typing import get_args
 
-    from torchrl_agentic.rollout.evaluate import EngineName
+    from torchrl_agentic.cli.rollout_file import ModelConfig
 
-    if name not in get_args(EngineName):
+    engines = get_args(ModelConfig.model_fields["engine"].annotation)
+    if name not in engines:
         raise typer.BadParameter(
-            f"no engine is named {name!r}; engines: {', '.join(get_args(EngineName))}", param_hint="--engine"
+            f"no engine is named {name!r}; engines: {', '.join(engines)}", param_hint="--engine"
         )
 
 
@@ -159,7 +161,7 @@ class _Outcome:
 
 
 def _replay(
-    console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
+    console: Console, settings: RolloutConfig, folder: Path, parser: str | None, recorder: Recorder
 ) -> _Outcome:
     from torchrl_agentic.cli.replay_command import dispatching
     from torchrl_agentic.cli.rollout_file import load_conversations, load_rollout_tools
@@ -174,7 +176,7 @@ def _replay(
             conversations,
             loaded.tools,
             recorder=[recorder, lambda turn: bar.advance(task)],
-            **dispatching(settings, loaded, parser),
+            **dispatching(settings, loaded, parser or settings.parser),
         )
     compared = sum(
         expected is not None for conversation in conversations for expected in conversation.expected
@@ -184,54 +186,85 @@ def _replay(
 
 
 def _ask(
-    console: Console, settings: RolloutConfig, folder: Path, parser: str, recorder: Recorder
+    console: Console, settings: RolloutConfig, folder: Path, parser: str | None, recorder: Recorder
 ) -> _Outcome:
-    import time
+    from torchrl_agentic.cli.opened_model import open_model
+    from torchrl_agentic.cli.rollout_file import load_questions
+    from torchrl_agentic.evaluation import evaluate
+    from torchrl_agentic.evaluation.eval_sample import record_of
 
-    import torch
-
-    from torchrl_agentic.cli.replay_command import dispatching
-    from torchrl_agentic.cli.rollout_file import load_questions, load_rollout_tools
-    from torchrl_agentic.rollout.evaluate import evaluate, load_model
-
-    chosen = settings.model
-    assert chosen is not None
     questions = load_questions(settings, folder)
-    loaded = load_rollout_tools(settings, folder)
-    path = chosen.path
-    if path == "tiny":
-        from torchrl_agentic.rollout.tiny_model import TINY
-
-        path = str(TINY)
-    model, tokenizer = load_model(path, chosen.engine)
-    cast("Any", torch).manual_seed(chosen.seed)
-    bound = loaded.max_turns or chosen.max_turns
-    if loaded.max_user_turns or loaded.interaction_config_path:
-        console.print(
-            "max_user_turns and interaction_config_path are ignored: this command simulates no user"
-        )
-    if chosen.mode == "history" and loaded.tokenizer_options:
-        console.print("limits on tool results and the sanity check are ignored: they need 'mode: tokens'")
-    completions: list[Completion] = []
-    began = time.perf_counter()
-    with progress_bar(console) as bar:
+    with open_model(settings, folder, parser) as opened, progress_bar(console) as bar:
+        for sentence in opened.ignored:
+            console.print(sentence)
         task = bar.add_task("questions", total=len(questions))
-        for completion in evaluate(
+        result = evaluate(
             questions,
-            loaded.tools,
-            model,
-            tokenizer,
-            recorder=recorder,
-            tokenizer_options=loaded.tokenizer_options,
-            **chosen.model_dump(exclude={"path", "engine", "seed", "max_turns"}),
-            max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else bound,
-            **dispatching(settings, loaded, parser),
-        ):
-            completions.append(completion)
-            bar.advance(task)
-    seconds = time.perf_counter() - began
-    names = [completion.sample.name for completion in completions]
-    return _Outcome(names, answer_summary(completions, seconds), has_failed=False)
+            opened.tools,
+            opened.engine,
+            opened.tokenizer,
+            fail_above=1.0,
+            progress=lambda state: bar.update(task, completed=state.done),
+            **opened.options,
+        )
+        decode = None if opened.tokenizer is None else opened.tokenizer.decode
+    for sample in result.samples:
+        recorder.write(record_of(sample, decode=decode))
+    names = [sample.task for sample in result.samples]
+    return _Outcome(names, answer_summary(result), has_failed=bool(result.failed))
+
+
+@app.command("eval")
+def _eval(
+    config: Annotated[Path, typer.Argument(help="YAML configuration with questions, a model and 'eval:'.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of questions, from the first.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of samples per question.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the evaluation in the folder: ask what is missing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; by default evals/NAME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the evaluation; by default, the file's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask, in place of the file's.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Its engine: transformers, vllm or openai.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of the service, with openai.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")] = None,
+    parser: Annotated[str | None, typer.Option(help="Tool-call format of the model, such as hermes.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Number of trajectories that run at once.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Upper bound on the tokens of an answer.")
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Ask no more samples after this number of tokens in all.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="Ask no more samples after this cost.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as a JSON object.")] = False,
+) -> None:
+    """Evaluate a model on questions with scorers: means with intervals, pass@k, failures, tokens and cost.
+
+    Exit with 0 if every sample was scored, with 1 if samples failed or are missing.
+    """
+    from torchrl_agentic.cli.eval_command import EvalFlags, run_eval
+
+    if engine is not None:
+        _check_engine(engine)
+    flags = EvalFlags(
+        model=model,
+        engine=engine,
+        base_url=base_url,
+        parser=parser,
+        temperature=temperature,
+        name=name,
+        out=out,
+        limit=limit,
+        epochs=epochs,
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        max_total_tokens=max_total_tokens,
+        max_cost=max_cost,
+    )
+    raise typer.Exit(run_eval(config, flags, resume=resume, as_json=as_json))
 
 
 @app.command("report")
@@ -243,6 +276,9 @@ def _report(
     by: Annotated[
         int | None, typer.Option(min=1, help="Number of steps per row; by default, about 24 rows are shown.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Id of the only run to report, or its beginning; by default, all.")
+    ] = None,
 ) -> None:
     """Summarize recorded trajectories: scores, turns, calls, errors, times and tokens, by step and by tool.
 
@@ -250,7 +286,38 @@ def _report(
     """
     from torchrl_agentic.cli.view import show_report
 
-    raise typer.Exit(show_report(dump, other, png, as_json=as_json, by=by))
+    raise typer.Exit(show_report(dump, other, png, as_json=as_json, by=by, run=run))
+
+
+@app.command("export")
+def _export(
+    dump: Annotated[Path, typer.Argument(help="Dump: a folder with a file per step, or one file.")],
+    out: Annotated[Path, typer.Option(help="File for the rows, as JSON lines.")],
+    config: Annotated[
+        Path | None, typer.Option(help="YAML configuration, whose tools become the column tools.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option(help="Lowest score of a conversation that is kept.")
+    ] = None,
+    best_per_task: Annotated[
+        int | None, typer.Option(min=1, help="Number of conversations of each task that are kept.")
+    ] = None,
+    keep_incomplete: Annotated[
+        bool, typer.Option("--keep-incomplete", help="Also keep conversations that a bound or failure ended.")
+    ] = False,
+) -> None:
+    """Write recorded conversations as rows of messages and tools, for supervised fine-tuning."""
+    from torchrl_agentic.cli.export import export
+
+    code = export(
+        dump,
+        out,
+        config=config,
+        min_score=min_score,
+        best_per_task=best_per_task,
+        complete_only=not keep_incomplete,
+    )
+    raise typer.Exit(code)
 
 
 @app.command("check")
@@ -275,7 +342,10 @@ def _check(
 @app.command("view")
 def _view(
     path: Annotated[
-        Path, typer.Argument(help="Dump: a folder with a file per step, or a .jsonl or .jsonl.zst file.")
+        Path,
+        typer.Argument(
+            help="Dump: a folder with a file per step, a .jsonl or .jsonl.zst file, or the folder of a run."
+        ),
     ],
     mask_str: Annotated[
         str, typer.Option(help="Regular expression; matching text is shown as a star.")

@@ -6,39 +6,46 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import pydantic
 
+from torchrl_agentic.cli.eval_section import EvalSection
+from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
 from torchrl_agentic.config.document import read_yaml
 from torchrl_agentic.config.sections import MultiTurnSection, read_section
-from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Fields, Message, fields_of
-from torchrl_agentic.rollout.evaluate import Sample
+from torchrl_agentic.rollout.dataset_item import DatasetItem, read_file
+from torchrl_agentic.rollout.load_tasks import load_tasks
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.text import read_json
 
 
 class ModelConfig(pydantic.BaseModel):
-    """The model that answers the questions; see `rollout.evaluate`.
+    """The model that answers the questions; see `evaluate`.
 
     Attributes:
-        path: A Hugging Face folder or name, or "tiny" for the model of this package.
-        engine: Inference engine.
-        rows: Number of questions in a batch.
+        path: A Hugging Face folder or name, or "tiny" for the model of this package. With "openai",
+            the name of the model at the service.
+        engine: Inference engine: "transformers", "vllm", or "openai" for a service with OpenAI's API.
+        rows: Number of questions that are worked on at once.
         max_turns: Largest number of turns of a trajectory.
         max_new_tokens: Largest number of tokens of an answer.
-        temperature: Sampling temperature; 0 for greedy sampling.
+        temperature: Sampling temperature; 0 for greedy sampling. With "openai", the service's if it is left
+            out.
         mode: Whether the model gets exact token ids, or messages through its chat template.
         tool_choice: "required" forces a tool call; None leaves the choice to the engine's default.
         seed: Seed of the random number generator.
+        base_url: URL of the service, with "openai"; None: OPENAI_BASE_URL, else OpenAI's.
+        api_key_env: Environment variable with the key of the service; None: OPENAI_API_KEY.
+        price: Price per million tokens: "prompt", "completion" and perhaps "cached".
+        extra_body: Further fields of each request to the service.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     path: str
-    engine: Literal["transformers", "vllm"] = "transformers"
+    engine: Literal["transformers", "vllm", "openai"] = "transformers"
     rows: pydantic.PositiveInt = 16
     max_turns: pydantic.PositiveInt = 8
     max_new_tokens: pydantic.PositiveInt = 512
@@ -46,6 +53,21 @@ class ModelConfig(pydantic.BaseModel):
     mode: Literal["tokens", "history"] = "tokens"
     tool_choice: Literal["auto", "required"] | None = None
     seed: int = 0
+    base_url: str | None = None
+    api_key_env: str | None = None
+    price: dict[Literal["prompt", "completion", "cached"], float] | None = None
+    extra_body: dict[str, Any] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _fits_the_engine(self) -> ModelConfig:
+        of_service = {"base_url", "api_key_env", "price", "extra_body"} & self.model_fields_set
+        if of_service and self.engine != "openai":
+            raise ValueError(f"{', '.join(sorted(of_service))}: only with 'engine: openai'")
+        if self.engine == "openai" and self.tool_choice is not None:
+            raise ValueError("tool_choice needs vLLM; write extra_body: {tool_choice: …} for a service")
+        if self.price is not None and not {"prompt", "completion"} <= self.price.keys():
+            raise ValueError("price needs 'prompt' and 'completion', per million tokens")
+        return self
 
 
 class RolloutConfig(ToolsConfig):
@@ -62,6 +84,7 @@ class RolloutConfig(ToolsConfig):
         per_call_timeout: Time limit of a tool call, in seconds; None for no limit.
         per_turn_timeout: Time limit of all calls of a turn, in seconds; None for no limit.
         out: File of the result, relative to the working directory.
+        eval: What `torchrl-agentic eval` needs besides.
     """
 
     conversations: list[str] = pydantic.Field(default_factory=list)
@@ -72,6 +95,7 @@ class RolloutConfig(ToolsConfig):
     per_call_timeout: float | None = 30.0
     per_turn_timeout: float | None = None
     out: str = "rollouts/rollout.jsonl"
+    eval: EvalSection | None = None
     _location: Location | None = pydantic.PrivateAttr(None)
 
     @pydantic.model_validator(mode="after")
@@ -168,19 +192,16 @@ def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation
         ConfigError: If a file is missing or has another form; the message names file and line.
     """
     found: list[Conversation] = []
-    for path, place, item in _read(config.conversations, folder):
-        conversation = _conversation(place, item, f"{path.stem}-{len(found)}")
+    for item in _read(config.conversations, folder):
+        conversation = _conversation(item.place, item.value, f"{item.stem}-{len(found)}")
         found.append(_renamed(conversation, found))
     if not found:
         raise ConfigError(f"no conversations in {', '.join(config.conversations)}")
     return found
 
 
-def load_questions(config: RolloutConfig, folder: Path) -> list[Sample]:
-    """Read the questions from JSON lines, JSON or Parquet.
-
-    A question has "query" (a string), or "messages" or "prompt" (lists of messages). "name" is optional, as
-    is the correct answer in "answer" or, as in verl, `reward_model.ground_truth`.
+def load_questions(config: RolloutConfig, folder: Path) -> list[Task]:
+    """Read the questions from JSON lines, JSON, Parquet or CSV; see `load_tasks` for their columns.
 
     Args:
         config: The configuration.
@@ -190,37 +211,10 @@ def load_questions(config: RolloutConfig, folder: Path) -> list[Sample]:
         MissingExtra: If a file is Parquet, and pyarrow is not installed.
         ConfigError: If a file is missing or has another form; the message names file and line.
     """
-    found: list[Sample] = []
-    for path, place, item in _read(config.questions, folder):
-        question = _question(place, item, f"{path.stem}-{len(found)}", config.system_prompt)
-        found.append(_renamed(question, found))
-    if not found:
-        raise ConfigError(f"no questions in {', '.join(config.questions)}")
-    return found
-
-
-def _question(place: str, item: JSON, name: str, system_prompt: str | None) -> Sample:
-    fields = fields_of(item) or {}
-    query = fields.get("query")
-    asked = next((fields[key] for key in ("messages", "query", "prompt") if fields.get(key)), None)
-    messages = _messages(asked)
-    truth = (fields_of(fields.get("reward_model")) or {}).get("ground_truth")
-    answer = fields.get("answer")
-    if answer is None and isinstance(truth, str | int | float):
-        answer = truth
-    if isinstance(query, str):
-        system = [] if system_prompt is None else [Message("system", system_prompt)]
-        prompt = (*system, Message("user", query))
-    elif messages:
-        prompt = tuple(Message(m["role"], m.get("content")) for m in messages)
-    else:
-        raise ConfigError(
-            f'{place}: expected {{"query": "…"}} or {{"messages": [{{"role", "content"}}, …]}}, which may '
-            'also be called "prompt"'
-        )
-    if not isinstance(answer, str | int | float | None):
-        raise ConfigError(f"{place}: expected a string or number as the answer; got {answer!r}")
-    return Sample(str(fields.get("name", name)), prompt, None if answer is None else str(answer))
+    try:
+        return load_tasks([folder / name for name in config.questions], system_prompt=config.system_prompt)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _messages(value: JSON) -> list[Fields] | None:
@@ -232,11 +226,8 @@ def _messages(value: JSON) -> list[Fields] | None:
     return messages if len(messages) == len(found) else None
 
 
-Named = TypeVar("Named", Conversation, Sample)
-
-
-def _renamed(item: Named, others: Sequence[Named]) -> Named:
-    """Return the item under a name that no other item has."""
+def _renamed(item: Conversation, others: Sequence[Conversation]) -> Conversation:
+    """Return the conversation under a name that no other one has."""
     names = {other.name for other in others}
     copies = (f"{item.name} ({n})" for n in itertools.count(2))
     name = item.name
@@ -245,46 +236,15 @@ def _renamed(item: Named, others: Sequence[Named]) -> Named:
     return dataclasses.replace(item, name=name)
 
 
-def _read(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, str, JSON]]:
-    """Yield the items of files: the file, the position in it, the item."""
+def _read(names: Sequence[str], folder: Path) -> Iterator[DatasetItem]:
+    """Yield the rows of files."""
     for name in names:
-        path = folder / name
-        if path.suffix == ".parquet":
-            yield from ((path, f"{path}, row {n}", row) for n, row in enumerate(_parquet(path)))
-            continue
         try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-        for place, item in _items(path, text):
-            yield path, place, item
-
-
-def _parquet(path: Path) -> list[dict[str, JSON]]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtra(f"{path}", "pyarrow", "parquet") from None
-    try:
-        return cast("Any", parquet).read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a Parquet file: {error}") from None
-
-
-def _items(path: Path, text: str) -> list[tuple[str, JSON]]:
-    if path.suffix == ".jsonl":  # one object a line; in JSON, nothing but a newline ends one
-        lines = enumerate(text.split("\n"), 1)
-        return [(f"{path}, line {n}", _json(f"{path}, line {n}", line)) for n, line in lines if line.strip()]
-    whole = _json(str(path), text)
-    items = cast("list[JSON]", whole) if isinstance(whole, list) else [whole]
-    return [(f"{path}, item {n}", item) for n, item in enumerate(items)]
-
-
-def _json(place: str, text: str) -> JSON:
-    try:
-        return read_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not JSON: {error}") from None
+            yield from read_file(folder / name)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                str(error) if isinstance(error, ValueError) else f"{folder / name}: {error}"
+            ) from None
 
 
 def _conversation(place: str, item: JSON, name: str) -> Conversation:

@@ -17,10 +17,10 @@ from torchrl_agentic.records.call_stats import UNREADABLE
 from torchrl_agentic.text import printable
 
 if TYPE_CHECKING:
+    from torchrl_agentic.evaluation import EvalResult
     from torchrl_agentic.messages import Message
     from torchrl_agentic.records import TrajectoryRecord
     from torchrl_agentic.rollout import Difference
-    from torchrl_agentic.rollout.evaluate import Completion
 
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -73,7 +73,8 @@ def replay_summary(
         return Text(f"Results of {compared} turns equal the recorded ones.", style="green")
     changed = Counter(_statuses(item) for item in differences if item.is_status)
     texts = len(differences) - changed.total()
-    kinds = [f"{count} in status ({words})" for words, count in changed.most_common()]
+    by_count = sorted(changed.items(), key=lambda item: (-item[1], item[0]))
+    kinds = [f"{count} in status ({words})" for words, count in by_count]
     kinds += [f"{texts} in text alone"] if texts else []
     head = f"Results of {len(differences)} calls in {compared} turns differ from the recorded ones: "
     shown = differences if show < 0 else differences[:show]
@@ -103,26 +104,26 @@ def _difference(item: Difference, lines: int, width: int) -> Iterator[Text]:
             yield Text.assemble((f" {name}{where}\n", "yellow"), _clip("\n".join(text[same:]), lines, width))
 
 
-def answer_summary(completions: Sequence[Completion], seconds: float) -> Group:
-    """Return how many answers are correct, and how many tokens per second were sampled.
+def answer_summary(result: EvalResult) -> Group:
+    """Return how many answers are correct, how many tokens per second were sampled, and what failed.
 
     Args:
-        completions: The completions of the model.
-        seconds: Duration of the rollout.
+        result: The evaluation of the answers.
     """
-    rewards = [one.reward for one in completions if one.reward is not None]
-    ledgers = [one.trajectory.ledger for one in completions if one.trajectory.ledger is not None]
+    scores = [sample.score for sample in result.samples if sample.score is not None]
     lines: list[Text] = []
-    if rewards:
-        share = sum(rewards) / len(rewards)
+    if scores:
+        share = sum(scores) / len(scores)
         lines.append(
-            Text(f"{sum(rewards):.0f} of {len(rewards)} answers are correct ({share:.0%}).", style="green")
+            Text(f"{sum(scores):.0f} of {len(scores)} answers are correct ({share:.0%}).", style="green")
         )
-    if ledgers:
-        sampled = sum(sum(ledger.mask) for ledger in ledgers)
+    if sampled := result.usage.completion:
+        rate = sampled / result.seconds
         lines.append(
-            Text(f"{sampled} tokens sampled in {seconds:.1f} s with tool calls: {sampled / seconds:.0f}/s.")
+            Text(f"{sampled} tokens sampled in {result.seconds:.1f} s with tool calls: {rate:.0f}/s.")
         )
+    for sample in result.failed:
+        lines.append(Text(printable(f"{sample.task} failed ({sample.failure}): {sample.error}"), style="red"))
     return Group(*lines)
 
 

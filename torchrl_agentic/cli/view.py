@@ -8,6 +8,7 @@ import re
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -20,13 +21,17 @@ from torchrl_agentic.viewer.query import QueryError, parse
 from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.report import Report, Tally, compare, read_tally
 from torchrl_agentic.viewer.report.tally import rows_of
+from torchrl_agentic.viewer.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torchrl_agentic.evaluation import EvalComparison
 
 
 def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_text: bool) -> int:
     """Show a dump.
 
     Args:
-        path: A folder with a file per step, or one file.
+        path: A dump (a folder with a file per step, or one file), or the folder of a training run with one.
         mask: Regular expression; matching text is shown as a star.
         query: Filter of the list.
         sort: Order of the list, one of `SORTS`.
@@ -39,6 +44,7 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
     try:
         if html is not None:
             return _write_html(path, html)
+        path = RunFolder.of(path).dump
         if sort not in SORTS:
             raise ValueError(f"--sort must be one of {', '.join(SORTS)}; got {sort!r}")
         library = Library(path, mask=re.compile(mask or "(?!)"))
@@ -61,8 +67,9 @@ def _write_html(path: Path, html: Path) -> int:
     from torchrl_agentic.records import Dump
     from torchrl_agentic.viewer.html import write_page
 
-    with Dump(path) as dump:
-        write_page(dump, html)
+    folder = RunFolder.of(path)
+    with Dump(folder.dump) as dump:
+        write_page(dump, html, name=folder.name, metrics=folder.curves())
     return 0
 
 
@@ -107,7 +114,15 @@ _PIPED_WIDTH = 160
 """Width of tables if neither a terminal nor $COLUMNS defines one."""
 
 
-def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bool, by: int | None) -> int:
+def show_report(
+    dump: Path,
+    other: Path | None,
+    png: Path | None,
+    *,
+    as_json: bool,
+    by: int | None,
+    run: str | None = None,
+) -> int:
     """Print the statistics of a run, or of two side by side.
 
     Args:
@@ -116,6 +131,7 @@ def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bo
         png: File for charts, or None.
         as_json: Whether to print JSON.
         by: Number of steps per row, or None for about 24 rows.
+        run: Beginning of the id of the only run to report; None for all.
 
     Returns:
         The exit code: 0, or 2 for a mistake of the user.
@@ -129,9 +145,10 @@ def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bo
             require_matplotlib()  # fails before long dumps are read
             if png.suffix != ".png":
                 raise ValueError(f"--png must name a .png file; got {png}")
-        tallies = _read(paths)
+        tallies = _read([RunFolder.of(path).dump for path in paths], run)
         named = [(tally, str(path)) for path, tally in zip(paths, tallies, strict=True)]
         every = [tally.report(name, by=by or 1) for tally, name in named]
+        compared = None if other is None else _compared_evals(dump, other)
         if png is not None:
             draw(every, png)
             errors.print(Text(f"chart: {png}"))
@@ -139,15 +156,31 @@ def show_report(dump: Path, other: Path | None, png: Path | None, *, as_json: bo
         errors.print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
         return 2
     if as_json:
-        print(json.dumps(_plain(every)))
+        extra = {} if compared is None else {"evaluations": compared.to_json()}
+        print(json.dumps({**_plain(every), **extra}))
     else:
         rows = by or rows_of(*tallies)
         _show_reports([tally.report(name, by=rows) for tally, name in named])
+        if compared is not None:
+            console = _console()
+            console.print(compared.table())
+            for line in compared.notes:
+                console.print(Text(printable(line)), soft_wrap=True)
     return 0
 
 
-def _read(paths: list[Path]) -> list[Tally]:
-    """Read dumps; show the progress in a terminal."""
+def _compared_evals(first: Path, second: Path) -> EvalComparison | None:
+    """Compare two evaluations; None if one of the folders holds another dump."""
+    from torchrl_agentic.evaluation import EvalResult, compare
+    from torchrl_agentic.evaluation.eval_folder import is_eval
+
+    if not (is_eval(first) and is_eval(second)):
+        return None
+    return compare(EvalResult.read(first), EvalResult.read(second))
+
+
+def _read(paths: list[Path], run: str | None) -> list[Tally]:
+    """Read dumps, of one run or of all; show the progress in a terminal."""
     tallies: list[Tally] = []
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -159,16 +192,24 @@ def _read(paths: list[Path]) -> list[Tally]:
         for path in paths:
             task = bar.add_task(printable(str(path)), total=None)
             tallies.append(
-                read_tally(path, lambda done, size, task=task: bar.update(task, completed=done, total=size))
+                read_tally(
+                    path,
+                    lambda done, size, task=task: bar.update(task, completed=done, total=size),
+                    run=run,
+                )
             )
     return tallies
+
+
+def _console() -> Console:
+    is_sized = os.isatty(1) or "COLUMNS" in os.environ
+    return Console(width=None if is_sized else _PIPED_WIDTH)
 
 
 def _show_reports(reports: list[Report]) -> None:
     from torchrl_agentic.viewer.report.tables import comparison_tables, report_tables
 
-    is_sized = os.isatty(1) or "COLUMNS" in os.environ
-    console = Console(width=None if is_sized else _PIPED_WIDTH)
+    console = _console()
     if len(reports) == 1:
         console.print(report_tables(reports[0]))
     else:
@@ -176,7 +217,7 @@ def _show_reports(reports: list[Report]) -> None:
         console.print(comparison_tables(first, second, compare(first, second)))
 
 
-def _plain(reports: list[Report]) -> object:
+def _plain(reports: list[Report]) -> dict[str, object]:
     """Return the object that --json prints: a run, or two with their comparison."""
     if len(reports) == 1:
         return reports[0].to_json()

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 
-from torchrl_agentic.collectors.batching import ledger_row
+from torchrl_agentic.collectors.batching import group_advantage, ledger_row
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -67,6 +67,45 @@ def trajectory_batch(
     if not rows:
         raise ValueError("no trajectory has ended in these steps; roll out to the end of each")
     return LazyStackedTensorDict(*rows, stack_dim=0)
+
+
+def group_batches(
+    steps: Iterable[Steps], *, group_size: int, groups_per_batch: int = 1, key: NestedKey = "query"
+) -> Iterator[LazyStackedTensorDict]:
+    """Yield batches of whole groups from the steps of TorchRL's collectors, as `AgentCollector` yields them.
+
+    Args:
+        steps: What a collector yields, such as an `LLMCollector` with `yield_completed_trajectories=True`.
+        group_size: Number of trajectories per prompt.
+        groups_per_batch: Number of groups in a batch; groups that are left over at the end are not yielded.
+        key: Column that all trajectories of a group share, and no other group that runs.
+
+    Yields:
+        The rows of `trajectory_batch` with "reward" and "advantage", float32, [1, 1] each, group by group, as
+        `group_advantage` computes it.
+
+    Raises:
+        ValueError: If the steps have no rewards.
+    """
+    begun: dict[Any, list[TensorDictBase]] = {}
+    whole: list[TensorDictBase] = []
+    for some in steps:
+        if not finished(some):
+            continue
+        for row in trajectory_batch(some, columns=[key]).tensordicts:
+            if ("next", "reward") not in row.keys(True):
+                raise ValueError("these steps have no rewards: append a reward transform to the environment")
+            name = str(row[key])
+            begun.setdefault(name, []).append(row.set("reward", row["next", "reward"]))
+            if len(begun[name]) == group_size:
+                whole += begun.pop(name)
+        while len(whole) >= group_size * groups_per_batch:
+            batch = whole[: group_size * groups_per_batch]
+            whole = whole[len(batch) :]
+            advantages = group_advantage(torch.stack([row["reward"] for row in batch]), group_size)
+            for row, advantage in zip(batch, advantages, strict=True):
+                row.set("advantage", advantage)
+            yield LazyStackedTensorDict(*batch, stack_dim=0)
 
 
 def ledgers(steps: Steps) -> list[TokenLedger]:

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.rollout_loop import CollectorError
 from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.task_columns import TaskColumns
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.tokens import media
 from torchrl_agentic.transforms import history as border
@@ -71,7 +72,8 @@ def rollout(
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
             engine.
-        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
+        reward: Function of a finished `Trajectory` that returns a number, a bool or a `Score`, as in
+            `AgentCollector`; the package `rewards` has some.
         trajectory_timeout: Seconds that a trajectory may take; None: no limit.
         tokenizer_options: Further arguments of `ChatEncoder`.
 
@@ -151,9 +153,11 @@ def tasks_of(questions: Iterable[str | Mapping[str, Any]], system_prompt: str | 
 
     Args:
         questions: Texts of the user, or rows of a data set, see `Task.of`.
-        system_prompt: Text of a system message in front of each question; None: no system message.
+        system_prompt: Text of a system message for questions that begin without one; None: no such message.
     """
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    rows = ({"query": one} if isinstance(one, str) else one for one in questions)
-    tasks = [Task.of(row, number) for number, row in enumerate(rows)]
-    return [replace(task, messages=[*system, *task.messages]) for task in tasks]
+    columns = TaskColumns(system_prompt=system_prompt)
+    tasks: list[Task] = []
+    for number, one in enumerate(questions):
+        parts = columns.read({"query": one} if isinstance(one, str) else one)
+        tasks.append(Task.from_parts(parts, str(number if parts.name is None else parts.name)))
+    return tasks

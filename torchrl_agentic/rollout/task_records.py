@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from torchrl_agentic.messages import JSON, Message, Turn
-from torchrl_agentic.records import Recording, TokenRecord, TrajectoryHook
+from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
 
 Finish = Callable[[Recording, Turn, JSON, str], None]
 
@@ -55,6 +55,10 @@ class _TaskRecording(Recording):
         """Forward the facts."""
         self._answer = self._answer if gts is None else gts
         self._recording.annotate(score=score, gts=gts, tokens=tokens, **extras)
+
+    def set_origin(self, origin: Origin) -> None:
+        """Forward the origin."""
+        self._recording.set_origin(origin)
 
     def finish(self, reason: str) -> None:
         """End the recording."""

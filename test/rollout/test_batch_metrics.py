@@ -1,0 +1,34 @@
+"""Scalars of a batch are what a reader of the batch would compute."""
+
+import torch
+from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
+
+from torchrl_agentic.rollout import batch_metrics
+
+
+def test_metrics_are_means_over_the_trajectories_of_a_batch():
+    tools = [CountedTool()]
+    collector = collector_of(WildEngine(looks(1)), tools=tools, tasks=2, group_size=2, groups_per_batch=2)
+    with collector:
+        batch = next(iter(collector))
+    for row, reward, version in zip(batch.tensordicts, (0.0, 1.0, 1.0, 1.0), (0, 0, 1, 1), strict=True):
+        row["reward"] = torch.tensor([[reward]])
+        versions = row["collector", "policy_version"]
+        versions[versions >= 0] = version
+        row["advantage"] = torch.tensor([[0.0 if version else reward - 0.5]])
+    for row, part in zip(batch.tensordicts, (1.0, float("nan"), 0.0, 0.5), strict=True):
+        row["agentic", "score", "style"] = torch.tensor([part])
+    metrics = batch_metrics(batch, version=3)
+    assert metrics["score/style"] == 0.5
+    assert metrics["reward/mean"] == 0.75
+    assert metrics["reward/max"] == 1.0
+    assert metrics["reward/std"] == torch.tensor([0.0, 1.0, 1.0, 1.0]).std(unbiased=False).item()
+    assert metrics["groups/mixed"] == 0.5
+    assert metrics["age/max"] == 3.0
+    assert 2.0 < metrics["age/mean"] < 3.0
+    assert metrics["agentic/turn"] == batch["agentic", "turn"].float().mean().item()
+    assert metrics["agentic/n_calls"] == 1.0
+    assert metrics["ended/no_calls"] == 1.0
+    assert metrics["tokens/all"] == sum(len(row["tokens", "full"]) for row in batch.tensordicts) / 4
+    assert all(isinstance(value, float) for value in metrics.values())
+    assert "age/mean" not in batch_metrics(batch)

@@ -1,0 +1,154 @@
+"""`OpenedModel`: the model and the tools of a YAML file, ready for `evaluate`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torchrl_agentic.cli.rollout_file import ModelConfig, RolloutConfig
+    from torchrl_agentic.config import Location
+    from torchrl_agentic.engines import OpenAIEngine
+    from torchrl_agentic.transforms import ToolCompose
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """Arguments of `evaluate` from a YAML file.
+
+    Attributes:
+        engine: The model or engine.
+        tokenizer: Its tokenizer; None for a model behind an API.
+        tools: Tools, parser and limits.
+        options: Further arguments of `evaluate`.
+        ignored: Settings of the file that have no effect, a sentence each.
+    """
+
+    engine: Any
+    tokenizer: Any
+    tools: ToolCompose
+    options: dict[str, Any]
+    ignored: list[str]
+
+
+@contextlib.contextmanager
+def open_model(settings: RolloutConfig, folder: Path, parser: str | None = None) -> Generator[OpenedModel]:
+    """Load the model and the tools of a configuration, and close what was opened.
+
+    Args:
+        settings: The configuration, which has a model.
+        folder: Directory that its paths are relative to.
+        parser: Name of the parser; None: that of the configuration.
+
+    Raises:
+        ConfigError: If the file has a mistake; the message names file and line.
+        OSError: If there is no such model.
+        MissingExtra: If the engine is not installed.
+    """
+    import torch
+
+    from torchrl_agentic.cli.replay_command import dispatching
+    from torchrl_agentic.cli.rollout_file import load_rollout_tools
+    from torchrl_agentic.dispatch import event_loop
+    from torchrl_agentic.transforms import ToolCompose
+
+    chosen = settings.model
+    assert chosen is not None
+    loaded = load_rollout_tools(settings, folder)
+    is_service = chosen.engine == "openai"
+    is_default = parser is None and is_service and "parser" not in settings.model_fields_set
+    limits = dispatching(settings, loaded, "openai" if is_default else parser or settings.parser)
+    bound = chosen.max_turns if "max_turns" in chosen.model_fields_set else loaded.max_turns
+    options: dict[str, Any] = {
+        "max_turns": bound or chosen.max_turns,
+        "max_new_tokens": chosen.max_new_tokens,
+        "tokenizer_options": loaded.tokenizer_options,
+    }
+    engine, tokenizer = _service(chosen, settings.location(folder)) if is_service else _model(chosen)
+    if not is_service:
+        options |= {"temperature": chosen.temperature, "tool_choice": chosen.tool_choice}
+        options["max_in_flight"] = chosen.rows
+    cast("Any", torch).manual_seed(chosen.seed)
+    toolsets = limits.pop("toolsets")
+    compose = ToolCompose(loaded.tools, tokenizer=tokenizer, **limits).with_toolsets(toolsets)
+    ignored: list[str] = []
+    if chosen.mode == "history" and not is_service:
+        options["tokenizer_options"] = {"use_inference_chat_template": True}
+    if loaded.tokenizer_options and (chosen.mode == "history" or is_service):
+        ignored.append("limits on tool results and the sanity check are ignored: they need 'mode: tokens'")
+    if loaded.max_user_turns or loaded.interaction_config_path:
+        ignored.append(
+            "max_user_turns and interaction_config_path are ignored: this command simulates no user"
+        )
+    try:
+        yield OpenedModel(engine, tokenizer, compose, options, ignored)
+    finally:
+        if is_service:
+            event_loop.run(engine.close())
+
+
+def _model(chosen: ModelConfig) -> tuple[Any, Any]:
+    """Load the model and its tokenizer."""
+    from torchrl_agentic.evaluation.model_engine import load_model
+
+    path = chosen.path
+    if path == "tiny":
+        from torchrl_agentic.rollout.tiny_model import TINY
+
+        path = str(TINY)
+    return load_model(path, cast("Any", chosen.engine))
+
+
+def _service(chosen: ModelConfig, location: Location) -> tuple[OpenAIEngine, None]:
+    """Return the engine of a service, and no tokenizer."""
+    stated = chosen.model_fields_set
+    engine = service_engine(
+        chosen.path,
+        location.at("model"),
+        base_url=chosen.base_url,
+        api_key_env=chosen.api_key_env,
+        price=chosen.price,
+        max_concurrent=chosen.rows if "rows" in stated else None,
+        temperature=chosen.temperature if "temperature" in stated else None,
+        seed=chosen.seed if "seed" in stated else None,
+        extra_body=chosen.extra_body,
+    )
+    return engine, None
+
+
+def service_engine(
+    model: str,
+    location: Location,
+    *,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    price: Mapping[Any, float] | None = None,
+    **options: Any,
+) -> OpenAIEngine:
+    """Create the engine of a service with OpenAI's API.
+
+    Args:
+        model: Name of the model.
+        location: Position of the settings.
+        base_url: URL of the service.
+        api_key_env: Environment variable with its key.
+        price: Arguments of `Price`.
+        options: Further arguments of `OpenAIEngine`; None leaves the default.
+
+    Raises:
+        ConfigError: If there is no key, or a value is out of range; the message names file and line.
+        MissingExtra: If `openai` is not installed.
+    """
+    from torchrl_agentic.engines import OpenAIEngine, Price
+
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    if api_key_env is not None and not key:
+        location.at("api_key_env").fail(f"the environment variable {api_key_env!r} is not set; set it")
+    given = {name: value for name, value in options.items() if value is not None}
+    if price is not None:
+        given["price"] = location.at("price").call(Price, **price)
+    return location.call(OpenAIEngine, model, base_url=base_url, api_key=key, **given)

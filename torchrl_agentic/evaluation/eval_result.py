@@ -1,0 +1,345 @@
+"""`EvalResult`: the samples of an evaluation and what follows from them: means, pass@k, failures, cost."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.engines.usage import Usage
+from torchrl_agentic.errors import check_count
+from torchrl_agentic.evaluation.estimates import Estimate, mean_estimate, pass_estimate
+from torchrl_agentic.evaluation.eval_folder import read_eval
+from torchrl_agentic.evaluation.eval_sample import EvalSample, usage_from
+from torchrl_agentic.messages import JSON
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PASSES = 1.0
+"""Value from which on a score counts as passed, for pass@k and pass^k."""
+STOPS = {
+    "": "",
+    "tokens": "the limit on tokens was reached",
+    "cost": "the limit on the cost was reached",
+    "failures": "too many samples failed",
+    "engine": "the engine cannot be used",
+    "interrupted": "it was interrupted",
+    "running": "it has not ended, or its program was killed",
+}
+"""Why an evaluation stopped before all samples were asked; "" if it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Estimates from the values of one scorer.
+
+    Attributes:
+        name: Name of the scorer.
+        mean: Mean over tasks; None without a value.
+        pass_at: pass@k by k: at least one of k samples of a task has a value of 1 or more.
+        pass_hat: pass^k by k: all of k samples have.
+        n_errors: Number of samples in which the scorer raised.
+    """
+
+    name: str
+    mean: Estimate | None
+    pass_at: Mapping[int, Estimate]
+    pass_hat: Mapping[int, Estimate]
+    n_errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """The outcome of an evaluation.
+
+    Attributes:
+        name: Name of the evaluation.
+        samples: One per task and epoch that was asked, in the order of the tasks.
+        tasks: Names of the tasks, in order.
+        scorers: Names of the scorers.
+        epochs: Number of samples per task.
+        pass_at: The k of pass@k and pass^k.
+        stopped: Why not all samples were asked, see `STOPS`; "" if all were.
+        error: Text of the error that stopped it, or of the first one of writing; "" without one.
+        n_unsaved: Number of samples that could not be written to the folder.
+        usage: Tokens and cost, those of earlier programs and of failed trajectories included.
+        seconds: Duration, without earlier programs of an evaluation that was resumed.
+        settings: What must be equal for an evaluation to be resumed.
+        out: The folder, or None.
+    """
+
+    name: str
+    samples: Sequence[EvalSample]
+    tasks: Sequence[str]
+    scorers: Sequence[str]
+    epochs: int = 1
+    pass_at: Sequence[int] = (1,)
+    stopped: str = ""
+    error: str = ""
+    n_unsaved: int = 0
+    usage: Usage = field(default_factory=Usage)
+    seconds: float = 0.0
+    settings: Mapping[str, JSON] | None = None
+    out: Path | None = None
+
+    @property
+    def total(self) -> int:
+        """Number of samples that were wanted."""
+        return len(self.tasks) * self.epochs
+
+    @property
+    def n_missing(self) -> int:
+        """Number of samples that were wanted and not asked."""
+        return self.total - len(self.samples)
+
+    @property
+    def failed(self) -> Sequence[EvalSample]:
+        """The samples that failed, or whose scorers did."""
+        return [sample for sample in self.samples if sample.has_failed]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every sample was asked, scored and, with a folder, saved."""
+        return not (self.stopped or self.n_missing or self.failed or self.n_unsaved)
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Number of failed samples by kind, "scorer" included, the most frequent first."""
+        kinds = Counter(sample.failure or "scorer" for sample in self.failed)
+        return dict(kinds.most_common())
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """The metric of each scorer, by name."""
+        return {name: self._metric(name) for name in self.scorers}
+
+    @property
+    def score(self) -> float | None:
+        """Mean of the first scorer, or None."""
+        for name in self.scorers[:1]:
+            values = mean_estimate(self.values(name))
+            return None if values is None else values.value
+        return None
+
+    def values(self, scorer: str) -> Mapping[str, Sequence[float]]:
+        """Return the values of a scorer by task, in the order of the epochs.
+
+        Args:
+            scorer: Name of the scorer.
+        """
+        found: dict[str, list[float]] = {name: [] for name in self.tasks}
+        for sample in self.samples:
+            if scorer in sample.scores:
+                found[sample.task].append(float(sample.scores[scorer]))
+        return found
+
+    def _metric(self, name: str) -> Metric:
+        values = self.values(name)
+        counts = {
+            task: (len(some), sum(value >= PASSES for value in some)) for task, some in values.items() if some
+        }
+
+        def passes(all_pass: bool) -> dict[int, Estimate]:
+            found = {k: pass_estimate(counts, k, all_pass=all_pass) for k in self.pass_at}
+            return {k: estimate for k, estimate in found.items() if estimate is not None}
+
+        return Metric(
+            name,
+            mean_estimate(values),
+            passes(all_pass=False),
+            passes(all_pass=True),
+            sum(name in sample.score_errors for sample in self.samples),
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> EvalResult:
+        """Read the folder of an evaluation, also of one that still runs or was killed.
+
+        Args:
+            path: The folder.
+
+        Raises:
+            FileNotFoundError: If it holds no evaluation.
+            ValueError: If its `eval.json` cannot be read.
+        """
+        saved = read_eval(path)
+        told: Mapping[str, Any] = saved.summary
+        order = {name: place for place, name in enumerate(told["tasks"])}
+        wanted = [
+            sample for sample, _ in saved.samples if sample.task in order and sample.epoch <= told["epochs"]
+        ]
+        ended = told["status"] != "running"
+        return cls(
+            str(told["name"]),
+            sorted(wanted, key=lambda sample: (order[sample.task], sample.epoch)),
+            list(told["tasks"]),
+            list(told["scorers"]),
+            int(told["epochs"]),
+            tuple(told["pass_at"]),
+            str(told.get("stopped", "")) if ended else "running",
+            str(told.get("error", "")),
+            int(told.get("n_unsaved", 0)),
+            usage_from(told["usage"]) if ended else sum((one.usage for one, _ in saved.samples), Usage()),
+            float(told.get("seconds", 0.0)),
+            told["settings"],
+            Path(path),
+        )
+
+    def to_json(self, *, samples: bool = True) -> dict[str, JSON]:
+        """Return the results as a JSON object.
+
+        Args:
+            samples: Whether it has the samples too, without their conversations.
+        """
+        found: dict[str, JSON] = {
+            "name": self.name,
+            "is_whole": self.is_whole,
+            "stopped": self.stopped,
+            "error": self.error,
+            "n_samples": len(self.samples),
+            "n_missing": self.n_missing,
+            "n_failed": len(self.failed),
+            "n_unsaved": self.n_unsaved,
+            "failures": dict(self.failures),
+            "metrics": {name: _metric_to_json(metric) for name, metric in self.metrics.items()},
+            "usage": asdict(self.usage),
+            "seconds": self.seconds,
+            "epochs": self.epochs,
+            "settings": dict(self.settings or {}),
+        }
+        if samples:
+            found["samples"] = [sample.to_json() for sample in self.samples]
+        return found
+
+    def table(self) -> Table:
+        """Return the results as a table of rich, for `rich.print` and notebooks."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            title=Text(self._headline()), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold"
+        )
+        several = any(k > 1 for k in self.pass_at)
+        columns = ["score", "mean", "95% interval", "tasks", "samples"]
+        for k in self.pass_at if several else ():
+            columns += [f"pass@{k}", f"pass^{k}"] if k > 1 else [f"pass@{k}"]
+        for name in columns:
+            table.add_column(name, justify="left" if name == "score" else "right")
+        for metric in self.metrics.values():
+            mean = metric.mean
+            cells = [metric.name, "–", "–", "0", "0"]
+            if mean is not None:
+                interval = "–" if mean.low is None else f"{mean.low:.3f} to {mean.high:.3f}"
+                cells[1:] = [f"{mean.value:.3f}", interval, str(mean.n_tasks), str(mean.n_samples)]
+            for k in self.pass_at if several else ():
+                for found in (metric.pass_at, metric.pass_hat) if k > 1 else (metric.pass_at,):
+                    cells.append(f"{found[k].value:.3f}" if k in found else "–")
+            table.add_row(*map(Text, cells))
+        return table
+
+    def _headline(self) -> str:
+        return f"{self.name}: {len(self.samples)} of {self.total} samples"
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Lines below the table: tokens, cost, failures, and why samples are missing."""
+        usage, lines = self.usage, list[str]()
+        price = f", cost {usage.cost:.4g}" if usage.cost else ""
+        lines.append(
+            f"{usage.prompt} prompt tokens, {usage.completion} completion tokens{price}, {self.seconds:.1f} s"
+        )
+        if self.failed:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.failures.items())
+            lines.append(f"{len(self.failed)} samples failed: {kinds}")
+            for sample in self.failed[:3]:
+                text = sample.error or "; ".join(f"{k}: {v}" for k, v in sample.score_errors.items())
+                lines.append(f"  {sample.task}, epoch {sample.epoch}: {text[:300]}")
+        if self.stopped or self.n_missing:
+            why = STOPS.get(self.stopped, self.stopped)
+            lines.append(
+                f"{self.n_missing} samples are missing{f': {why}' if why else ''}"
+                + (f": {self.error}" if self.stopped == "engine" else "")
+            )
+        if self.n_unsaved or (self.error and self.stopped != "engine"):
+            lines.append(f"{self.n_unsaved} samples are not saved in {self.out}: {self.error}")
+        return lines
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        file = io.StringIO()
+        Console(file=file, width=120).print(self.table())
+        return "\n".join(
+            (*(line.rstrip() for line in file.getvalue().rstrip().splitlines()), "", *self.notes)
+        ).rstrip()
+
+
+def checked_pass_at(pass_at: int | Sequence[int], epochs: int) -> tuple[int, ...]:
+    """Return the k of pass@k in ascending order.
+
+    Args:
+        pass_at: A number, or several.
+        epochs: Number of samples per task.
+
+    Raises:
+        TypeError: If they are not numbers.
+        ValueError: If one is below 1 or above `epochs`.
+    """
+    given = (pass_at,) if isinstance(pass_at, int) else tuple(pass_at)
+    for k in given:
+        check_count("pass_at", k, optional=False)
+        if k > epochs:
+            raise ValueError(f"pass@{k} needs at least {k} samples of each task; epochs is {epochs}")
+    return tuple(sorted({int(k) for k in given})) or (1,)
+
+
+EvalHook = Callable[["EvalProgress"], object]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalProgress:
+    """How far an evaluation is, after a sample.
+
+    Attributes:
+        sample: The sample that has ended; None at the beginning.
+        done: Number of samples that have ended, those of earlier programs included.
+        total: Number of samples that are wanted.
+        failed: Number of samples that failed.
+        usage: Tokens and cost so far, those of earlier programs included.
+        seconds: Seconds since the begin of this program's part.
+        eta_s: Estimated seconds until the end; None until a sample has ended.
+    """
+
+    sample: EvalSample | None
+    done: int
+    total: int
+    failed: int
+    usage: Usage
+    seconds: float
+    eta_s: float | None
+
+
+def _metric_to_json(metric: Metric) -> dict[str, JSON]:
+    return {
+        "mean": _estimate_to_json(metric.mean),
+        "pass_at": {str(k): _estimate_to_json(one) for k, one in metric.pass_at.items()},
+        "pass_hat": {str(k): _estimate_to_json(one) for k, one in metric.pass_hat.items()},
+        "n_errors": metric.n_errors,
+    }
+
+
+def _estimate_to_json(estimate: Estimate | None) -> JSON:
+    if estimate is None:
+        return None
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n_tasks": estimate.n_tasks,
+        "n_samples": estimate.n_samples,
+    }

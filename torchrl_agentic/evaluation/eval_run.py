@@ -1,0 +1,369 @@
+"""`EvalRun`: the state of an evaluation that runs: its samples, scores, limits and folder."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import operator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+from torchrl_agentic.collectors.agent_collector import AgentCollector
+from torchrl_agentic.collectors.failures import FailedTask
+from torchrl_agentic.collectors.requests import is_cancelling
+from torchrl_agentic.collectors.rollout_loop import CollectorError
+from torchrl_agentic.collectors.score import Score, Scorer, score_with
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.engines.base import EngineUnusable
+from torchrl_agentic.engines.usage import Usage
+from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.evaluation.eval_folder import EvalFolder
+from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult
+from torchrl_agentic.evaluation.eval_sample import (
+    EvalSample,
+    failed_sample,
+    sample_of,
+    trajectory_of,
+    usage_of_tokens,
+)
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.records.record import TrajectoryRecord
+from torchrl_agentic.rewards.answers import answer_reward
+
+logger = logging.getLogger(__name__)
+SCORER_THREADS = 64
+"""Number of sync scorers that run at once."""
+HOPELESS = 32
+"""Number of samples after which an evaluation stops if every one of them failed."""
+
+
+class EvalInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended an evaluation; `result` holds what was done.
+
+    Args:
+        result: The result so far.
+
+    Attributes:
+        result: The result so far.
+    """
+
+    def __init__(self, result: EvalResult) -> None:
+        super().__init__(f"interrupted after {len(result.samples)} of {result.total} samples")
+        self.result = result
+
+
+def answer_score(trajectory: Trajectory) -> float:
+    """Compare the model's last message with the right answer."""
+    return answer_reward(trajectory.answer, str(trajectory.task.truth))
+
+
+class EvalRun:
+    """State of an evaluation that runs: its samples, limits and folder.
+
+    Trajectories end on the event loop, samples on the thread of the caller; failures on the event loop.
+
+    Args:
+        tasks: The tasks, whose names differ.
+        scorers: Scorers by name.
+        epochs: Number of samples per task.
+        pass_at: The k of pass@k, in ascending order.
+        name: Name of the evaluation.
+        settings: What must be equal for it to be resumed.
+        progress: Called at the beginning and after each sample, or None.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        scorers: Mapping[str, Scorer],
+        epochs: int,
+        pass_at: tuple[int, ...],
+        *,
+        name: str,
+        settings: Mapping[str, JSON],
+        progress: EvalHook | None,
+    ) -> None:
+        self._tasks, self._scorers, self._epochs, self._pass_at = tasks, scorers, epochs, pass_at
+        self._name, self._settings, self._progress = name, settings, progress
+        self._total = len(tasks) * epochs
+        self._fail_above, self._max_tokens, self._max_cost = 1.0, None, None
+        self._samples: dict[tuple[str, int], EvalSample] = {}
+        self._n_before = self._n_failed = 0
+        self._folder: EvalFolder | None = None
+        self._threads = WorkerThreads(SCORER_THREADS)
+        self._lock = threading.RLock()  # held while a sample is written
+        self._usage_lock = threading.Lock()  # apart, since the event loop takes it for each trajectory
+        self._running: dict[int, tuple[Task, Task, int]] = {}
+        """(as it runs, as it was given, epoch) by the id of a task that runs."""
+        self._scored: dict[str, tuple[dict[str, Score], dict[str, str], Usage]] = {}
+        self._metered: Any = None
+        self._base = self._before = Usage()
+        self._has_tokens = True
+        self._usage = Usage()
+        self._stopped, self._error = "", ""
+        self._began = time.monotonic()
+
+    def bound(self, fail_above: float, max_tokens: int | None, max_cost: float | None) -> None:
+        """Set the limits of the whole evaluation.
+
+        Args:
+            fail_above: Share of failed samples above which no more are asked.
+            max_tokens: Number of tokens after which no more samples are asked.
+            max_cost: Cost after which no more samples are asked.
+        """
+        self._fail_above, self._max_tokens, self._max_cost = fail_above, max_tokens, max_cost
+
+    def open(
+        self,
+        out: str | Path,
+        *,
+        resume: bool,
+        known: Mapping[str, str],
+        decode: Callable[[Sequence[int]], str] | None,
+    ) -> None:
+        """Open the folder, and read what earlier programs have done.
+
+        Args:
+            out: The folder.
+            resume: Whether it may hold this evaluation.
+            known: Digests of all tasks by name.
+            decode: Decodes token ids, or None.
+        """
+        self._folder = EvalFolder(out, self._summary(), resume=resume, known=known, decode=decode)
+        wanted = {task.name for task in self._tasks}
+        for sample in (*self._folder.samples, *(sample for sample, _ in self._folder.unscored)):
+            if sample.task in wanted and sample.epoch <= self._epochs:
+                self._samples[sample.task, sample.epoch] = sample
+        self._usage = self._folder.usage
+        self._n_before = len(self._samples)
+
+    def _summary(self) -> dict[str, JSON]:
+        return {
+            "name": self._name,
+            "settings": dict(self._settings),
+            "scorers": list(self._scorers),
+            "epochs": self._epochs,
+            "pass_at": list(self._pass_at),
+            "tasks": [task.name for task in self._tasks],
+        }
+
+    def meter(self, engine: Any, *, has_tokens: bool) -> None:
+        """Begin to count what the engine uses.
+
+        Args:
+            engine: The engine; one with `usage` and `usage_of` counts by itself.
+            has_tokens: Whether samples keep the tokens of their trajectories.
+        """
+        self._has_tokens = has_tokens
+        if isinstance(getattr(engine, "usage", None), Usage) and callable(getattr(engine, "usage_of", None)):
+            self._metered, self._base, self._before = engine, engine.usage, self._usage
+        self._check_limits()
+
+    async def admitted(self, shown: Callable[[Task], Task]) -> AsyncIterator[Task]:
+        """Yield the tasks that are missing, epoch by epoch, until a limit is reached."""
+        for epoch, task in itertools.product(range(1, self._epochs + 1), self._tasks):
+            if (task.name, epoch) in self._samples:
+                continue
+            if self._stopped:
+                return
+            copy = shown(task)
+            self._running[id(copy)] = copy, task, epoch
+            yield copy
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """Run all scorers at the same time; one that raises leaves its error."""
+        usage = self._spend(trajectory)
+        _, task, _ = self._running[id(trajectory.task)]
+        scores, errors = await self._scores(replace(trajectory, task=task))
+        self._scored[trajectory.name] = scores, errors, usage
+        values = {name: float(score) for name, score in scores.items()}
+        return Score(next(iter(values.values()), 0.0), parts=values)
+
+    async def _scores(self, trajectory: Trajectory) -> tuple[dict[str, Score], dict[str, str]]:
+        """Return the scores of a trajectory, and the errors of scorers that raised."""
+        wanted = [
+            name
+            for name, scorer in self._scorers.items()
+            if scorer is not answer_score or trajectory.task.truth is not None
+        ]
+        found = await asyncio.gather(*(self._score_by(self._scorers[name], trajectory) for name in wanted))
+        scores = {name: one for name, one in zip(wanted, found, strict=True) if isinstance(one, Score)}
+        errors = {name: one for name, one in zip(wanted, found, strict=True) if isinstance(one, str)}
+        return scores, errors
+
+    async def _score_by(self, scorer: Scorer, trajectory: Trajectory) -> Score | str:
+        try:
+            return await score_with(scorer, trajectory, self._threads.run)
+        except BaseException as error:  # SystemExit too: it would end the loop that all share
+            if isinstance(error, GeneratorExit) or is_cancelling():
+                raise
+            return f"{type(error).__name__}: {error}"[:10_000]
+
+    def _spend(self, trajectory: Trajectory | None) -> Usage:
+        """Return the usage of a trajectory; count it, and stop if all together is too much."""
+        used = Usage()
+        with self._usage_lock:
+            if self._metered is not None:  # which knows of trajectories that were replaced too
+                if trajectory is not None:
+                    used = self._metered.usage_of(trajectory.name)
+                self._usage = _sum(self._before, self._metered.usage, _negative(self._base))
+            elif trajectory is not None:
+                used = usage_of_tokens(trajectory)
+                self._usage += used
+            self._check_limits()
+        return used
+
+    def _check_limits(self) -> None:
+        if self._max_tokens is not None and self._usage.tokens >= self._max_tokens:
+            self._stop("tokens")
+        if self._max_cost is not None and self._usage.cost >= self._max_cost:
+            self._stop("cost")
+
+    def _stop(self, reason: str) -> None:
+        self._stopped = self._stopped or reason
+
+    def fail(self, failed: FailedTask) -> None:
+        """Keep a sample that failed."""
+        copy, task, epoch = self._running.pop(id(failed.task))
+        del copy
+        sample = failed_sample(failed, task, epoch, self._spend(failed.trajectory))
+        logger.warning("%s, epoch %d failed (%s): %s", task.name, epoch, sample.failure, sample.error)
+        self._settle(sample)
+
+    def collect(self, collector: AgentCollector) -> EvalResult:
+        """Run the collector to its end, and return the result."""
+        try:
+            self._rescore()
+            with self._lock:
+                self._report(None)
+            with collector:
+                for batch in collector.trajectories():
+                    for trajectory in batch:
+                        self._end(trajectory)
+        except CollectorError as error:
+            self._break(error)
+        except KeyboardInterrupt:
+            self._stopped = "interrupted"
+            raise EvalInterrupted(self._result()) from None
+        return self._result()
+
+    def _rescore(self) -> None:
+        """Score trajectories again whose scorers failed in an earlier program; the model is not asked."""
+        tasks = {task.name: task for task in self._tasks}
+        unscored = [] if self._folder is None else self._folder.unscored
+        chosen = [(one, record) for one, record in unscored if (one.task, one.epoch) in self._samples]
+
+        async def rescored(sample: EvalSample, record: TrajectoryRecord) -> EvalSample:
+            scores, errors = await self._scores(trajectory_of(record, tasks[sample.task]))
+            return replace(sample, scores=scores, score_errors=errors)
+
+        async def all_rescored() -> list[EvalSample]:
+            return await asyncio.gather(*(rescored(*one) for one in chosen))
+
+        if self._folder is None or not chosen:
+            return
+        found = event_loop.run(all_rescored())
+        self._folder.rescore(found)
+        for sample in found:
+            self._samples[sample.task, sample.epoch] = sample
+            self._n_failed += sample.has_failed
+
+    def _end(self, trajectory: Trajectory) -> None:
+        copy, task, epoch = self._running.pop(id(trajectory.task))
+        del copy
+        scores, errors, usage = self._scored.pop(trajectory.name)
+        if not self._has_tokens:
+            trajectory = replace(trajectory, ledger=None)
+        trajectory = replace(trajectory, task=task)
+        self._settle(sample_of(trajectory, epoch, scores=scores, score_errors=errors, usage=usage))
+
+    def _settle(self, sample: EvalSample) -> None:
+        """Save a sample, count it, and report it."""
+        with self._lock:
+            if self._folder is not None:
+                had_error = self._folder.error
+                self._folder.append(sample)
+                if self._folder.error is not None and had_error is None:
+                    logger.error("samples cannot be saved in %s: %s", self._folder.path, self._folder.error)
+                sample = replace(sample, trajectory=None)
+            self._samples[sample.task, sample.epoch] = sample
+            self._n_failed += sample.has_failed
+            too_many = self._n_failed > self._fail_above * self._total
+            if self._fail_above < 1.0 and (too_many or self._n_failed == len(self._samples) >= HOPELESS):
+                self._stop("failures")
+            self._report(sample)
+
+    def _report(self, sample: EvalSample | None) -> None:
+        if self._progress is None:
+            return
+        done = len(self._samples)
+        seconds, since = time.monotonic() - self._began, done - self._n_before
+        self._progress(
+            EvalProgress(
+                sample,
+                done,
+                self._total,
+                self._n_failed,
+                self._usage,
+                seconds,
+                seconds / since * (self._total - done) if since else None,
+            )
+        )
+
+    def _break(self, error: CollectorError) -> None:
+        """Keep what there is if the engine is lost; raise other errors, and if there is nothing."""
+        cause = error.__cause__ or error
+        if not self._samples or not isinstance(cause, InfrastructureError | EngineUnusable):
+            raise cause from None
+        self._stopped, self._error = "engine", f"{type(cause).__name__}: {cause}"
+
+    def _result(self) -> EvalResult:
+        with self._lock:
+            order = {task.name: place for place, task in enumerate(self._tasks)}
+            samples = sorted(self._samples.values(), key=lambda one: (order[one.task], one.epoch))
+            if self._stopped in ("tokens", "cost", "failures") and len(samples) == self._total:
+                self._stopped = ""
+            result = EvalResult(
+                self._name,
+                samples,
+                [task.name for task in self._tasks],
+                list(self._scorers),
+                self._epochs,
+                self._pass_at,
+                self._stopped,
+                self._error,
+                usage=self._usage,
+                seconds=time.monotonic() - self._began,
+                settings=dict(self._settings),
+                out=None if self._folder is None else self._folder.path,
+            )
+            folder = self._folder
+            if folder is None:
+                return result
+            folder.finish({"status": "ended", **result.to_json(samples=False)})
+            if folder.error is None:
+                return result
+            return replace(result, error=result.error or str(folder.error), n_unsaved=folder.n_unsaved)
+
+    def close(self) -> None:
+        """Close the folder and the threads."""
+        with self._lock:
+            self._threads.close()
+            if self._folder is not None:
+                self._folder.close()
+
+
+def _negative(usage: Usage) -> Usage:
+    return Usage(*(-value for value in astuple(usage)))
+
+
+def _sum(*usages: Usage) -> Usage:
+    return functools.reduce(operator.add, usages)

@@ -1,0 +1,315 @@
+"""`evaluate`: run a model with tools on tasks, score every trajectory, and keep what has been paid for."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torchrl_agentic.collectors.agent_collector import AgentCollector
+from torchrl_agentic.collectors.score import Scorer
+from torchrl_agentic.collectors.task import Task
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.errors import check_above_zero, check_count
+from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
+from torchrl_agentic.evaluation.eval_run import EvalRun, answer_score
+from torchrl_agentic.evaluation.eval_sample import task_digest
+from torchrl_agentic.evaluation.model_engine import engine_of
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.parsers import with_tools_message
+from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.transforms import ToolCompose
+from torchrl_agentic.transforms.pipeline import leaves
+
+DEFAULT_SCORER = "answer"
+MODEL_CONCURRENCY = 16
+"""Number of samples that a transformers model works on at once by default."""
+
+
+def evaluate(
+    tasks: Any,
+    tools: Any,
+    engine: Any,
+    tokenizer: Any = None,
+    *,
+    scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None = None,
+    epochs: int = 1,
+    pass_at: int | Sequence[int] = (1,),
+    out: str | Path | None = None,
+    resume: bool = False,
+    limit: int | None = None,
+    name: str = "eval",
+    max_in_flight: int | Literal["auto"] = "auto",
+    max_turns: int = 8,
+    max_new_tokens: int = 512,
+    max_trajectory_tokens: int | None = None,
+    temperature: float | None = None,
+    parser: str | None = None,
+    tool_choice: Literal["auto", "required"] | None = None,
+    trajectory_timeout: float | None = None,
+    retries: int = 1,
+    engine_retries: int = 3,
+    fail_above: float = 0.5,
+    max_total_tokens: int | None = None,
+    max_cost: float | None = None,
+    tokenizer_options: Mapping[str, Any] | None = None,
+    progress: EvalHook | None = None,
+    settings: Mapping[str, JSON] | None = None,
+) -> EvalResult:
+    """Run a model with tools on all tasks, and score its trajectories.
+
+    Trajectories advance independently, over the loop of `AgentCollector`; scorers run meanwhile. A trajectory
+    ends with a message without tool calls, with a tool that stops it, or at a bound. A sample that fails is
+    counted and listed, and does not end the evaluation.
+
+    With `out`, each sample is on the disk when it has ended. After a crash, the same call with `resume=True`
+    asks only what is missing; samples that failed are asked again, or only scored again.
+
+    ::
+
+        result = evaluate(tasks, [PythonTool()], model, tokenizer, epochs=4, pass_at=(1, 4), out="run")
+        print(result)
+
+    Args:
+        tasks: `Task` objects, rows, a file, or another source of `load_tasks`.
+        tools: Tools that the model may call; or a `ToolCompose`, or the `Compose` of one with other
+            transforms, as `AgentCollector` takes them.
+        engine: An `Engine` or `ChatEngine`, which stays open; or a transformers model, vLLM's `AsyncLLM` or
+            `LLM`, or TorchRL's `AsyncVLLM`.
+        tokenizer: Tokenizer of the model; None for a `ChatEngine`.
+        scorers: Functions of a finished `Trajectory` that return a number, a bool or a `Score`, sync or
+            async: one, or several by name. None: `answer_reward`, for tasks with a right answer. If one
+            raises, its sample counts as failed.
+        epochs: Number of samples per task.
+        pass_at: The k of pass@k and pass^k, at most `epochs`. A score of 1 or more passes.
+        out: Folder for the results, which `torchrl-agentic view` and `report` read; None: nothing is saved,
+            and the samples keep their trajectories.
+        resume: Whether `out` may hold a part of this evaluation.
+        limit: Number of tasks, from the first; None: all.
+        name: Name of the evaluation.
+        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy.
+        max_turns: Upper bound on the model's messages in a trajectory.
+        max_new_tokens: Upper bound on the tokens of one message.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context of the engine.
+        temperature: Sampling temperature of a model, 1.0 by default; an engine has its own.
+        parser: Format in which the model calls tools, if `tools` is a list. None: "hermes"; for an engine
+            of messages, "openai".
+        tool_choice: Constraint on tool calls, as in `agent_policy`; only models of vLLM.
+        trajectory_timeout: Seconds that a trajectory and its scores may take; None: no limit.
+        retries: Number of times that a trajectory which failed is begun again.
+        engine_retries: Number of times that a request is made again after an InfrastructureError.
+        fail_above: Share of failed samples above which no more are asked; 1.0: all are asked. Below 1.0, the
+            evaluation also stops if all of the first samples failed.
+        max_total_tokens: Number of tokens of prompts and answers after which no more samples are asked;
+            those that run are finished.
+        max_cost: Cost after which no more samples are asked, in the currency of the engine's prices.
+        tokenizer_options: Further arguments of `ChatEncoder`.
+        progress: Called with an `EvalProgress` at the beginning and after each sample, from one thread at a
+            time.
+        settings: Further settings that must be equal for an evaluation to be resumed, as JSON.
+
+    Returns:
+        The result, whole or not: see `EvalResult.is_whole`.
+
+    Raises:
+        EvalInterrupted: After Ctrl-C, with the result so far.
+        EvalFolderError: If `out` holds another evaluation, or this one and `resume` is False.
+        EngineUnusable: If the engine refuses every request, before any sample has ended.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or a task is invalid.
+    """
+    check_count("epochs", epochs, optional=False)
+    check_count("limit", limit)
+    check_count("retries", retries, optional=False, least=0)
+    check_count("max_total_tokens", max_total_tokens)
+    check_above_zero("max_cost", max_cost)
+    if isinstance(cast("object", fail_above), bool) or not 0.0 <= fail_above <= 1.0:
+        raise ValueError(f"fail_above is a share from 0.0 to 1.0; got {fail_above!r}")
+    if resume and out is None:
+        raise ValueError("resume=True continues the evaluation in a folder: pass out=")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress is a function of an EvalProgress; got {type(progress).__name__}")
+    every = load_tasks(tasks)
+    wanted = every[:limit]
+    by_name = _named(scorers)
+    ks = checked_pass_at(pass_at, epochs)
+    is_engine = isinstance(engine, Engine | ChatEngine) and not _is_model(engine)
+    if is_engine and temperature is not None:
+        raise ValueError("an engine has a temperature of its own: set it there, not in evaluate()")
+    takes_messages = is_engine and not callable(getattr(engine, "sample", None))
+    transforms = tools
+    if not _is_transform(tools):
+        transforms = ToolCompose(
+            tools, parser or ("openai" if takes_messages else "hermes"), tokenizer=tokenizer
+        )
+    elif parser is not None:
+        raise ValueError(f"the ToolCompose has a parser already: leave out parser={parser!r}")
+    compose = next((item for item in leaves(transforms) if isinstance(item, ToolCompose)), None)
+    if compose is None:
+        raise TypeError(
+            f"tools is a list of tools, a ToolCompose, or a Compose with one; got {type(tools).__name__}"
+        )
+    options = dict(tokenizer_options or {})
+    has_tokens = not (takes_messages or options.get("use_inference_chat_template", False))
+    shows_tools = takes_messages or tokenizer is None or "tools" in (tokenizer.chat_template or "")
+    if not shows_tools:
+        options.setdefault("tools", ())
+    described: dict[str, JSON] = {
+        "engine": _describe_engine(engine),
+        "temperature": temperature,
+        "sampling": getattr(engine, "sampling", {}),
+        "max_turns": max_turns,
+        "max_new_tokens": max_new_tokens,
+        "max_trajectory_tokens": max_trajectory_tokens,
+        "parser": compose.parser.name,
+        "tools": {tool.name: _digest(tool.input_schema, tool.description) for tool in compose.tools},
+        "scorers": list(by_name),
+        **(settings or {}),
+    }
+    run = EvalRun(wanted, by_name, epochs, ks, name=name, settings=described, progress=progress)
+    run.bound(fail_above, max_total_tokens, max_cost)
+    if out is not None:
+        decode = tokenizer.decode if has_tokens and tokenizer is not None else None
+        known = {task.name: task_digest(task) for task in every}
+        run.open(out, resume=resume, known=known, decode=decode)
+    made = None
+    try:
+        concurrent = MODEL_CONCURRENCY if max_in_flight == "auto" else max_in_flight
+        made = engine_of(
+            engine,
+            tokenizer,
+            max_new_tokens=max_new_tokens,
+            max_concurrent=concurrent,
+            temperature=1.0 if temperature is None else temperature,
+            constraint={"tool_choice": tool_choice, "parser": compose.parser, "tools": compose.tools},
+        )
+        run.meter(made, has_tokens=has_tokens)
+
+        def shown(task: Task) -> Task:
+            if shows_tools:
+                return replace(task)
+            return replace(task, messages=with_tools_message(task.messages, compose.tools, compose.parser))
+
+        collector = AgentCollector(
+            transforms,
+            engine=made,
+            tokenizer=tokenizer,
+            tasks=run.admitted(shown),
+            max_in_flight=max_in_flight,
+            max_staleness=None,
+            max_turns=max_turns,
+            max_new_tokens=max_new_tokens,
+            max_trajectory_tokens=max_trajectory_tokens,
+            reward=run.score,
+            trajectory_timeout=trajectory_timeout,
+            on_failure="replace",
+            max_replacements=retries,
+            engine_retries=engine_retries,
+            tokenizer_options=options,
+            failure_hook=run.fail,
+        )
+        return run.collect(collector)
+    finally:
+        run.close()
+        if made is not None and made is not engine:
+            event_loop.run(made.close())
+
+
+async def aevaluate(
+    tasks: Any,
+    tools: Any,
+    engine: Any,
+    tokenizer: Any = None,
+    *,
+    progress: EvalHook | None = None,
+    **options: Any,
+) -> EvalResult:
+    """Run `evaluate` on a thread, so that the event loop goes on.
+
+    If the awaiting task is cancelled, the evaluation ends after its next sample.
+
+    Args:
+        tasks: As in `evaluate`.
+        tools: As in `evaluate`.
+        engine: As in `evaluate`.
+        tokenizer: As in `evaluate`.
+        progress: As in `evaluate`; called on that thread, or on the event loop of this package.
+        options: Further arguments of `evaluate`.
+    """
+    is_cancelled = threading.Event()
+
+    def follow(state: EvalProgress) -> None:
+        if progress is not None:
+            progress(state)
+        if is_cancelled.is_set():
+            raise _Cancelled
+
+    def run() -> EvalResult:
+        return evaluate(tasks, tools, engine, tokenizer, progress=follow, **options)
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        is_cancelled.set()
+        raise
+
+
+class _Cancelled(Exception):
+    """The task that awaits an evaluation was cancelled."""
+
+
+def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> dict[str, Scorer]:
+    """Return the scorers by name."""
+    if scorers is None:
+        return {DEFAULT_SCORER: answer_score}
+    given: Any = scorers
+    if isinstance(given, str):
+        raise TypeError(
+            "a scorer is a function of a Trajectory, such as torchrl_agentic.rewards.numeric_match(); "
+            f"got {given!r}"
+        )
+    found: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        found.update(cast("Mapping[str, Any]", given))
+    else:
+        for scorer in cast("Sequence[Any]", given) if isinstance(given, Sequence) else [given]:
+            name = str(getattr(scorer, "name", "") or getattr(scorer, "__name__", type(scorer).__name__))
+            if name in found:
+                raise ValueError(f"two scorers are named {name!r}: pass a mapping from names to scorers")
+            found[name] = scorer
+    if not found:
+        raise ValueError("there are no scorers; None stands for a comparison with the right answer")
+    for name, scorer in found.items():
+        if not callable(scorer):
+            raise TypeError(f"scorer {name!r} is a function of a Trajectory; got {type(scorer).__name__}")
+    return found
+
+
+def _is_transform(tools: Any) -> bool:
+    from torchrl.envs import Transform
+
+    return isinstance(tools, Transform)
+
+
+def _is_model(engine: Any) -> bool:
+    """Return True for an object of vLLM, some of which have a method `chat` of another kind."""
+    return any(kind.__module__.partition(".")[0] == "vllm" for kind in type(engine).__mro__)
+
+
+def _describe_engine(engine: Any) -> str:
+    """Return the class of an engine or model, and the name of its model if it says it."""
+    model: Any = getattr(engine, "model", None)
+    path: Any = getattr(getattr(engine, "config", None), "name_or_path", None)
+    named = model if isinstance(model, str) else path if isinstance(path, str) else ""
+    return f"{type(engine).__name__} {named}".strip()
+
+
+def _digest(*content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
