@@ -1,6 +1,7 @@
 """Make pictures of the viewer: `python docs/screenshots/tui.py DUMP FOLDER [TRAJECTORY [PICTURE ...]]`.
 
-Same dump, same pictures, as SVG: list, calls, table, tokens and comparison of the trajectory of that name.
+Same dump, same pictures, as SVG: list, calls, table, tokens, samples and comparison of the trajectory of that
+name; without one, of the first sample of the prompt whose scores differ most.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torchrl_agentic.records import TrajectoryRecord, read_records
 from torchrl_agentic.viewer import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.samples import SampleGroups
 
 SIZE = (120, 36)
 PICTURES = {
@@ -23,6 +25,7 @@ PICTURES = {
     "table": ["s"],
     "tokens": ["i"],
     "compare": ["l", "c"],
+    "samples": ["S", *"n" * 20],
     "keys": ["question_mark"],
 }
 """What is pressed for each."""
@@ -45,8 +48,15 @@ async def picture(dump: Path, keys: list[str], place: int = 0) -> str:
 def main(dump: Path, folder: Path, trajectory: str = "", names: Sequence[str] = ()) -> None:
     """Write pictures to a folder; all without names."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = [record.trajectory for record in read_records(dump) if isinstance(record, TrajectoryRecord)]
-    place = known.index(trajectory) if trajectory else 0
+    known = [record for record in read_records(dump) if isinstance(record, TrajectoryRecord)]
+    if trajectory:
+        place = [record.trajectory for record in known].index(trajectory)
+    else:
+        groups = SampleGroups()
+        for number, record in enumerate(known):
+            if record.step == known[0].step:  # the viewer lists one step
+                groups.add(number, record.summary)
+        place = max(groups, key=lambda group: group.spread or 0.0).numbers[0]
     for name in names or PICTURES:
         (folder / f"{name}.svg").write_text(asyncio.run(picture(dump, PICTURES[name], place)))
 

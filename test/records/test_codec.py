@@ -55,7 +55,11 @@ def test_written_records_match_the_published_schema(made: TrajectoryRecord):
 def test_the_schema_is_one_and_knows_all_members():
     jsonschema_rs.validator_for(json_schema())
     assert set(json_schema()["required"]) == {*HEAD, *BODY}
-    assert set(json_schema()["properties"]) == {*HEAD, *BODY, "run"}  # which earlier versions did not write
+    assert set(json_schema()["properties"]) == {
+        *HEAD,
+        *BODY,
+        "origin",
+    }  # which earlier versions did not write
     assert json_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
     statuses = json_schema()["$defs"]["call"]["properties"]["status"]["enum"]
     assert statuses == [str(status) for status in Status]

@@ -18,17 +18,20 @@ if TYPE_CHECKING:
         record_to_json,
     )
     from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
+    from torchrl_agentic.records.group_record import GroupMember, GroupRecord, Groups, read_groups
     from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook, as_hook
     from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets
     from torchrl_agentic.records.jsonl_index import DumpTooLarge
     from torchrl_agentic.records.record import (
         BadLine,
+        Origin,
         Summary,
         TokenRecord,
         TrajectoryRecord,
         group_of,
         json_schema,
         plain_text,
+        question_of,
     )
     from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
 
@@ -41,6 +44,10 @@ __all__ = [
     "DumpFile",
     "DumpTooLarge",
     "FileRecording",
+    "GroupMember",
+    "GroupRecord",
+    "Groups",
+    "Origin",
     "Recorder",
     "Recorders",
     "Recording",
@@ -54,6 +61,8 @@ __all__ = [
     "json_schema",
     "message_to_json",
     "plain_text",
+    "question_of",
+    "read_groups",
     "read_line",
     "read_records",
     "record_from_json",
@@ -75,6 +84,12 @@ __getattr__ = load_lazily(
             "read_line",
             "read_records",
         ),
+        "group_record": (
+            "GroupRecord",
+            "Groups",
+            "GroupMember",
+            "read_groups",
+        ),
         "hooks": (
             "Recorders",
             "Recording",
@@ -88,12 +103,14 @@ __getattr__ = load_lazily(
         "jsonl_index": ("DumpTooLarge",),
         "record": (
             "BadLine",
+            "Origin",
             "Summary",
             "TokenRecord",
             "TrajectoryRecord",
             "group_of",
             "json_schema",
             "plain_text",
+            "question_of",
         ),
         "recorder": (
             "SUFFIXES",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,15 +15,29 @@ from torchrl_agentic.messages import (
     Content,
     DispatchResult,
     Fields,
+    FileRefPart,
+    ImagePart,
+    JsonPart,
     Message,
     ParsedCall,
     Status,
     TextPart,
     Timing,
     ToolResult,
+    ToolResultPart,
     Turn,
+    VideoPart,
+    fields_of,
 )
-from torchrl_agentic.records.record import Summary, TokenRecord, TrajectoryRecord, group_of, plain_text
+from torchrl_agentic.records.record import (
+    Origin,
+    Summary,
+    TokenRecord,
+    TrajectoryRecord,
+    group_of,
+    plain_text,
+    question_in,
+)
 from torchrl_agentic.records.text_dump import turns_of_text
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 
@@ -33,7 +49,7 @@ HEAD = (
 )  # fmt: skip
 """Fields at the beginning of a line, so that a list of trajectories can be shown without reading the rest."""
 BODY = ("gts", "input", "output", "rewards", "messages", "turns", "tool_calls", "tokens", "versions")
-RESERVED = frozenset((*HEAD, *BODY))
+RESERVED = frozenset((*HEAD, *BODY, "origin"))
 """Names that extras cannot have."""
 
 
@@ -51,7 +67,6 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
     """
     statuses, tools = record.counts
     prompt, messages = plain_text(record.prompt), list(record.messages)
-    calls: list[JSON] = [_call_to_json(turn.index, call, result) for turn, call, result in record.calls]
     return {
         "schema_version": SCHEMA_VERSION,
         "request_id": record.request_id,
@@ -66,14 +81,13 @@ def record_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
         "n_turns": len(record.turns),
         "statuses": statuses,
         "tools": tools,
+        "origin": _origin_to_json(record.origin, record.question),
         **record.extras,
         "gts": record.gts,
         "input": prompt,
         "output": plain_text(messages[len(record.prompt) :]),
         "rewards": list(record.rewards),
-        "messages": list(map(message_to_json, messages)),
-        "turns": list(map(_turn_to_json, record.turns)),
-        "tool_calls": calls,
+        **turns_to_json(record.turns),
         "tokens": None if record.tokens is None else _tokens_to_json(record.tokens),
         "versions": dict(record.versions),
     }
@@ -103,19 +117,20 @@ def record_from_json(data: JSON) -> TrajectoryRecord:
     rewards: Sequence[JSON] = fields["rewards"]
     return TrajectoryRecord(
         str(fields["request_id"]),
-        tuple(_turns_from_json(fields)),
+        tuple(turns_from_json(fields, trajectory=fields["trajectory"], row=int(fields["row"]))),
         _step(fields["step"]),
         str(fields["trajectory"]),
         int(fields["row"]),
         tuple(_number(value) for value in rewards),
         _number(fields["score"]),
         fields["gts"],
-        {name: value for name, value in fields.items() if name not in RESERVED},
+        _extras(fields),
         str(fields["termination_reason"]),
         None if tokens is None else _tokens_from_json(tokens),
         _number(fields["started"]),
         fields["versions"],
         str(fields["run"]),
+        _origin_from_json(fields),
     )
 
 
@@ -148,8 +163,60 @@ def summary_from_json(data: JSON) -> Summary | None:
         n_turns=int(fields["n_turns"]),
         statuses=_object(fields["statuses"]),
         tools=_object(fields["tools"]),
-        extras={name: value for name, value in fields.items() if name not in RESERVED},
+        extras=_extras(fields),
+        run=str(fields["run"]),
+        question=_question(fields),
+        origin=_origin_from_json(fields),
     )
+
+
+def _extras(fields: Fields) -> dict[str, JSON]:
+    """Return the fields of other names; older lines may have a column "origin" of a data set."""
+    is_column = "origin" in fields and fields_of(fields["origin"]) is None
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in RESERVED or (name == "origin" and is_column)
+    }
+
+
+def _origin_to_json(origin: Origin, question: str) -> dict[str, JSON]:
+    """Convert an origin to JSON, without what is unknown; the question is for lists."""
+    data: dict[str, JSON] = {"question": question}
+    if origin.task:
+        data["task"] = origin.task
+    if origin.group is not None:
+        data["group"] = origin.group
+    if origin.index is not None:
+        data["index"] = origin.index
+    if origin.policy_versions:
+        data["policy_versions"] = list(origin.policy_versions)
+    if origin.seconds is not None:
+        data["seconds"] = origin.seconds
+    return data
+
+
+def _origin_from_json(fields: Fields) -> Origin:
+    data = fields_of(fields.get("origin"))
+    if data is None:
+        return Origin()
+    group, index = data.get("group"), data.get("index")
+    return Origin(
+        str(data.get("task", "")),
+        None if group is None else int(group),
+        None if index is None else int(index),
+        tuple(int(version) for version in data.get("policy_versions", ())),
+        _number(data.get("seconds")),
+    )
+
+
+def _question(fields: Fields) -> str:
+    """Return the question of a line, which older lines have only in their prompt."""
+    data = fields_of(fields.get("origin"))
+    if data is not None:
+        return str(data.get("question", ""))
+    prompt = fields.get("input")
+    return question_in(prompt) if isinstance(prompt, str) else ""
 
 
 def _object(data: JSON) -> Fields:
@@ -185,10 +252,20 @@ def message_to_json(message: Message) -> dict[str, JSON]:
         data["tool_call_id"] = message.tool_call_id
     if not message.is_complete:
         data["is_complete"] = False
+    if message.reasoning:
+        data["reasoning_content"] = message.reasoning
+    if message.refusal:
+        data["refusal"] = message.refusal
     return data
 
 
-def _message_from_json(data: Mapping[str, Any]) -> Message:
+def message_from_json(data: Mapping[str, Any]) -> Message:
+    """Read a message that `message_to_json` wrote.
+
+    Raises:
+        KeyError: If a field is missing.
+        TypeError: If a field has another type.
+    """
     content: JSON = data["content"]
     if not (content is None or isinstance(content, str | list)):
         raise TypeError(f"the content of a message must be a string or a list; got {content!r:.50}")
@@ -198,7 +275,57 @@ def _message_from_json(data: Mapping[str, Any]) -> Message:
         tuple(data.get("tool_calls", ())),
         data.get("tool_call_id"),
         data.get("is_complete", True),
+        reasoning=_text(data.get("reasoning_content", "")),
+        refusal=_text(data.get("refusal", "")),
     )
+
+
+def turns_to_json(turns: Sequence[Turn], *, is_exact: bool = False) -> dict[str, JSON]:
+    """Convert turns to JSON: "messages", "turns" and "tool_calls".
+
+    Args:
+        turns: Turns of one trajectory.
+        is_exact: Whether the parts and the `meta` of results are kept too, for programs that continue the
+            trajectory; `meta` must then be JSON. Otherwise results keep their text.
+    """
+    pairs = (
+        (turn.index, call, result)
+        for turn in turns
+        for call, result in zip(turn.outcome.calls, turn.outcome.results, strict=True)
+    )
+    return {
+        "messages": [
+            message_to_json(one) for turn in turns for one in (*turn.context, turn.message, *turn.messages)
+        ],
+        "turns": list(map(_turn_to_json, turns)),
+        "tool_calls": [
+            {**_call_to_json(*pair), **(_exact_to_json(*pair[1:]) if is_exact else {})} for pair in pairs
+        ],
+    }
+
+
+def turns_from_json(data: Mapping[str, Any], *, trajectory: str, row: int = 0) -> Iterator[Turn]:
+    """Yield the turns that `turns_to_json` wrote.
+
+    Args:
+        data: The object with "messages", "turns" and "tool_calls".
+        trajectory: Name of the trajectory.
+        row: Place of the trajectory in its batch.
+
+    Raises:
+        KeyError: If a field is missing.
+        TypeError: If a field has another type.
+        ValueError: If the turns count more messages or calls than there are.
+    """
+    messages = iter([message_from_json(message) for message in data["messages"]])
+    calls = iter(data["tool_calls"])
+    for fields in data["turns"]:
+        context = _taken(messages, fields["n_context"])
+        (message,) = _taken(messages, 1)
+        added = _taken(messages, fields["n_messages"])
+        outcome = _outcome(fields["text"], _taken(calls, fields["n_calls"]))
+        notes = tuple(fields["notes"])
+        yield Turn(trajectory, int(fields["turn"]), message, outcome, added, context, notes, row)
 
 
 def _turn_to_json(turn: Turn) -> dict[str, JSON]:
@@ -211,19 +338,6 @@ def _turn_to_json(turn: Turn) -> dict[str, JSON]:
         "text": turn.outcome.cleaned_text,
         "notes": list(turn.notes),
     }
-
-
-def _turns_from_json(fields: Fields) -> Iterator[Turn]:
-    messages = iter([_message_from_json(message) for message in fields["messages"]])
-    calls = iter(fields["tool_calls"])
-    for data in fields["turns"]:
-        context = _taken(messages, data["n_context"])
-        (message,) = _taken(messages, 1)
-        added = _taken(messages, data["n_messages"])
-        outcome = _outcome(data["text"], _taken(calls, data["n_calls"]))
-        notes = tuple(data["notes"])
-        index, row = int(data["turn"]), int(fields["row"])
-        yield Turn(fields["trajectory"], index, message, outcome, added, context, notes, row)
 
 
 def _taken(items: Iterator[Any], count: int) -> tuple[Any, ...]:
@@ -266,6 +380,39 @@ def _call_to_json(turn: int, call: ParsedCall, result: ToolResult) -> dict[str, 
     return data
 
 
+def _exact_to_json(call: ParsedCall, result: ToolResult) -> dict[str, JSON]:
+    """Return the fields of a call and its result that records leave out."""
+    data: dict[str, JSON] = {}
+    if result.parts != (TextPart(result.text),):
+        data["parts"] = list(map(_part_to_json, result.parts))
+    if result.meta is not None:
+        data["meta"] = result.meta
+    if call.index:
+        data["index"] = call.index
+    if call.token_span is not None:
+        data["token_span"] = call.token_span
+    return data
+
+
+def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
+    fields = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
+    if isinstance(part, ImagePart | VideoPart):
+        fields["data"] = base64.b64encode(part.data).decode()
+    return fields
+
+
+_PARTS = {"text": TextPart, "json": JsonPart, "image": ImagePart, "video": VideoPart, "file_ref": FileRefPart}
+
+
+def _part_from_json(data: Mapping[str, Any]) -> ToolResultPart:
+    fields, kind = dict(data), data["kind"]
+    if kind not in _PARTS:
+        raise ValueError(f"the kind of a part is one of {', '.join(_PARTS)}; got {kind!r}")
+    if kind in {"image", "video"}:
+        fields["data"] = base64.b64decode(fields["data"])
+    return _PARTS[kind](**fields)
+
+
 def _outcome(text: str, calls: Iterable[Mapping[str, Any]]) -> DispatchResult:
     pairs = [_call_from_json(number, call) for number, call in enumerate(calls)]
     return DispatchResult(text, tuple(call for call, _ in pairs), tuple(result for _, result in pairs))
@@ -273,18 +420,21 @@ def _outcome(text: str, calls: Iterable[Mapping[str, Any]]) -> DispatchResult:
 
 def _call_from_json(index: int, data: Mapping[str, Any]) -> tuple[ParsedCall, ToolResult]:
     error, span, start = data.get("error"), data.get("span"), data["start"]
+    tokens, parts = data.get("token_span"), data.get("parts")
     call = ParsedCall(
         _text(data["name"]),
         _object(data["arguments"]),
         _text(data["id"]),
         data.get("tag"),
         None if error is None else CallError(error["code"], error["message"]),
-        index=index,
+        index=data.get("index", index),
         span=None if span is None else (span[0], span[1]),
+        token_span=None if tokens is None else (tokens[0], tokens[1]),
         notes=tuple(data.get("call_notes", ())),
     )
     result = ToolResult(
-        (TextPart(_text(data["result"])),),
+        (TextPart(_text(data["result"])),) if parts is None else tuple(map(_part_from_json, parts)),
+        meta=data.get("meta"),
         status=Status(data["status"]),
         stop=data.get("stop", False),
         reward=_number(data["reward"]),

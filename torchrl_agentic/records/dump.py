@@ -12,6 +12,7 @@ import pydantic_core
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_from_json, summary_from_json
+from torchrl_agentic.records.group_record import GROUPS
 from torchrl_agentic.records.jsonl_index import Allowance, JsonlIndex
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
 from torchrl_agentic.records.recorder import SUFFIXES
@@ -243,7 +244,7 @@ def _files(folder: Path) -> list[Path]:
     found = [
         path
         for path in folder.iterdir()
-        if path.name.endswith(SUFFIXES) and path.name != TIMELINE and path.is_file()
+        if path.name.endswith(SUFFIXES) and path.name not in (TIMELINE, GROUPS) and path.is_file()
     ]
 
     def order(path: Path) -> tuple[bool, int, str]:

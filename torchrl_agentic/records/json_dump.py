@@ -13,7 +13,7 @@ import pydantic_core
 
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.codec import record_to_json
-from torchrl_agentic.records.record import TrajectoryRecord
+from torchrl_agentic.records.record import TrajectoryRecord, question_in
 from torchrl_agentic.text import MAX_INT_BITS
 
 SECRET_NAMES = (
@@ -203,6 +203,7 @@ def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] |
 
     calls = [{name: item for name, item in call.items() if name != "span"} for call in data["tool_calls"]]
     whole = clean({**data, "tool_calls": calls, "tokens": None})
+    whole["origin"]["question"] = question_in(whole["input"])  # the short text may end inside of a secret
     return {
         **whole,
         **{name: data[name] for name in ("statuses", "tools")},

@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.tokens.ledger import TokenLedger
+
+QUESTION_CHARS = 200
+"""Largest number of characters of a question in lists."""
+_USER = re.compile(r"^user\n", re.MULTILINE)
+_ROLE_LINE = re.compile(r"^(?:system|assistant|tool)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,25 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a trajectory comes from, as far as the program that recorded it knows.
+
+    Attributes:
+        task: Name of the task; "" if unknown.
+        group: Number of its group in the collector; None without a collector.
+        index: Number in the group, counted from 0; None without a collector.
+        policy_versions: Versions of the weights that sampled its tokens, ascending; empty if unknown.
+        seconds: From its first request to its end; None if unknown.
+    """
+
+    task: str = ""
+    group: int | None = None
+    index: int | None = None
+    policy_versions: tuple[int, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryRecord:
     """One trajectory, from its reset to its end.
 
@@ -40,12 +65,13 @@ class TrajectoryRecord:
         score: Score of the whole trajectory; None if unknown.
         gts: The right answer (ground truth), as the data set has it.
         extras: Other fields that a program added.
-        termination_reason: "stop_tool", "no_calls", "max_turns", "user", "terminated" or "truncated"; "reset"
-            or "closed" if it had not ended; "" if unknown.
+        termination_reason: "stop_tool", "no_calls", "max_turns", "user", "refused", "terminated" or
+            "truncated"; "reset" or "closed" if it had not ended; "" if unknown.
         tokens: Its tokens; None if they were not recorded.
         started: Unix time of the first turn, in seconds; None if unknown.
         versions: Version of each package.
         run: Id of the run that recorded it; empty if unknown.
+        origin: Its task, its group and its policy versions.
     """
 
     request_id: str
@@ -62,6 +88,7 @@ class TrajectoryRecord:
     started: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     run: str = ""
+    origin: Origin = Origin()
 
     @property
     def messages(self) -> Iterator[Message]:
@@ -75,6 +102,11 @@ class TrajectoryRecord:
     def prompt(self) -> tuple[Message, ...]:
         """The messages before the first assistant message."""
         return self.turns[0].context if self.turns else ()
+
+    @property
+    def question(self) -> str:
+        """The beginning of the user's last message of the prompt, on one line; see `question_of`."""
+        return question_of(self.prompt)
 
     @property
     def calls(self) -> Iterator[tuple[Turn, ParsedCall, ToolResult]]:
@@ -114,6 +146,9 @@ class TrajectoryRecord:
             statuses=statuses,
             tools=tools,
             extras=self.extras,
+            run=self.run,
+            question=self.question,
+            origin=self.origin,
         )
 
 
@@ -132,6 +167,10 @@ class Summary:
         statuses: Number of calls by status.
         tools: Number of calls by tool.
         extras: Other fields that a program added.
+        run: Id of the run that recorded it; empty if unknown.
+        question: See `question_of`; empty if unknown.
+        origin: Its task, its group and its policy versions.
+        advantage: Its advantage in the batch in which it left; None if it left in none, or that is unknown.
     """
 
     request_id: str
@@ -144,6 +183,10 @@ class Summary:
     statuses: Mapping[str, int]
     tools: Mapping[str, int]
     extras: Mapping[str, JSON]
+    run: str = ""
+    question: str = ""
+    origin: Origin = Origin()
+    advantage: float | None = None
 
     @property
     def n_calls(self) -> int:
@@ -172,6 +215,40 @@ class BadLine:
 def plain_text(messages: Iterable[Message]) -> str:
     """Return messages as text: for each its role on a line, then its content."""
     return "\n".join([f"{message.role}\n{message.text}" for message in messages])
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """Return what a prompt asks: the beginning of the user's last message, on one line.
+
+    Without a message of a user, it is that of the last message.
+
+    Args:
+        messages: The messages before the first assistant message.
+    """
+    asked = next((message for message in reversed(messages) if message.role == "user"), None)
+    if asked is None:
+        asked = messages[-1] if messages else None
+    return "" if asked is None else shortened(asked.text)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text on one line, with at most `QUESTION_CHARS` characters."""
+    line = " ".join(text[: 8 * QUESTION_CHARS].split())
+    return line if len(line) <= QUESTION_CHARS else f"{line[: QUESTION_CHARS - 1]}…"
+
+
+def question_in(prompt: str) -> str:
+    """Return the question of a prompt that `plain_text` wrote, as `question_of` does.
+
+    Args:
+        prompt: The text, or its beginning.
+    """
+    found = [*_USER.finditer(prompt)]
+    if not found:
+        return shortened(prompt)
+    rest = prompt[found[-1].end() :]
+    end = _ROLE_LINE.search(rest)
+    return shortened(rest if end is None else rest[: end.start()])
 
 
 def group_of(prompt: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import time
@@ -19,11 +20,12 @@ import pydantic_core
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Message, Turn, fields_of
 from torchrl_agentic.records.codec import RESERVED
+from torchrl_agentic.records.group_record import GROUPS, GroupRecord
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
 from torchrl_agentic.records.jsonl_index import JsonlIndex
 from torchrl_agentic.records.line_writer import ZSTD, LineWriter, require_zstd
-from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
+from torchrl_agentic.records.record import Origin, TokenRecord, TrajectoryRecord
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,9 @@ class Recorder(TrajectoryHook):
     >>> recorder = Recorder("rollouts")
     >>> recorder.step = 3  # from now on, trajectories that begin go to rollouts/3.jsonl
 
+    A collector that records here also writes "groups.jsonl": the groups of each batch with their rewards and
+    advantages, and the `step` at which the weights are updated with them.
+
     Each record has the id of its run. A recorder that appends to a file whose last record belongs to another
     run logs one warning, because statistics of such a file mix the two runs.
 
@@ -141,6 +146,7 @@ class Recorder(TrajectoryHook):
         self.run = run or uuid.uuid4().hex[:8]
         self._writer: LineWriter | None = None
         self._variables = frozenset[str]()
+        self._left: list[GroupRecord] = []
         if self.file.suffix == ZSTD:
             require_zstd(f"A dump in {suffix}")
 
@@ -167,8 +173,33 @@ class Recorder(TrajectoryHook):
         make = functools.partial(json_line, record, self.secrets, self._variables)
         writer.put(file or self.file, make, sum(len(message.text) for message in record.messages))
 
+    def group_left(self, group: GroupRecord) -> None:
+        """Write a group that left in a batch to "groups.jsonl", beside the trajectories.
+
+        The step of the batch is that of the next weight update, which is what the trainer logs under that
+        step, wherever the loop sets `step`. Without an update before the next batch, it is the step at which
+        the batch left.
+        """
+        if self._left and self._left[0].batch != group.batch:
+            self._write_groups(self._left)
+            self._left = []
+        self._left.append(replace(group, step=self.step))
+
+    def weights_updated(self) -> None:
+        """Write the groups that left since the last update, as those of the current step."""
+        left, self._left = self._left, []
+        self._write_groups([replace(group, step=self.step) for group in left])
+
+    def _write_groups(self, groups: Sequence[GroupRecord]) -> None:
+        for group in groups:
+            line = replace(group, run=group.run or self.run)
+            make = functools.partial(_group_line, line)
+            self._live().put(self.file.parent / GROUPS, make, 100 * len(group.members))
+
     def flush(self) -> None:
-        """Wait until all ended trajectories are written."""
+        """Wait until all ended trajectories, and all groups that left, are written."""
+        left, self._left = self._left, []
+        self._write_groups(left)
         if self._writer is not None and self._writer.pid == os.getpid():
             self._writer.flush()
 
@@ -178,6 +209,8 @@ class Recorder(TrajectoryHook):
         Raises:
             OSError: If a trajectory could not be written. It was also logged at that time.
         """
+        left, self._left = self._left, []
+        self._write_groups(left)
         if self._writer is not None and self._writer.pid == os.getpid():
             self._writer.close()
             error, self._writer.error = self._writer.error, None
@@ -199,7 +232,7 @@ class Recorder(TrajectoryHook):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writer": None, "_variables": frozenset()}
+        return {**self.__dict__, "_writer": None, "_variables": frozenset(), "_left": []}
 
     def __repr__(self) -> str:
         return f"Recorder({str(self.file)!r})"
@@ -245,8 +278,8 @@ class FileRecording(Recording):
     """
 
     __slots__ = (
-        "_extras", "_file", "_gts", "_recorder", "_rewards", "_row", "_score", "_started", "_step", "_tokens",
-        "_trajectory", "_turns", "request_id",
+        "_extras", "_file", "_gts", "_origin", "_recorder", "_rewards", "_row", "_score", "_started", "_step",
+        "_tokens", "_trajectory", "_turns", "request_id",
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, trajectory: str, row: int) -> None:
@@ -259,6 +292,7 @@ class FileRecording(Recording):
         self._gts: JSON = None
         self._tokens: TokenRecord | None = None
         self._extras: dict[str, JSON] = {}
+        self._origin = Origin()
 
     def record_turn(self, turn: Turn) -> None:
         """Keep a turn."""
@@ -301,6 +335,10 @@ class FileRecording(Recording):
         self._tokens = self._tokens if tokens is None else tokens
         self._extras.update(extras)
 
+    def set_origin(self, origin: Origin) -> None:
+        """Keep where the trajectory comes from."""
+        self._origin = origin
+
     def finish(self, reason: str) -> None:
         """Write the trajectory, if it has a turn."""
         if not self._turns:
@@ -324,6 +362,7 @@ class FileRecording(Recording):
             self._started,
             versions(),
             self._recorder.run,
+            self._origin,
         )
         self._recorder.write(record, self._file)
 
@@ -332,6 +371,10 @@ class FileRecording(Recording):
         rewards = [result.reward for turn in self._turns for result in turn.outcome.results]
         known = [reward for reward in rewards if reward is not None]
         return sum(known) if known else None
+
+
+def _group_line(group: GroupRecord) -> bytes:
+    return json.dumps(group.to_json(), separators=(",", ":")).encode() + b"\n"
 
 
 _PACKAGES = ("torchrl-agentic", "torchrl", "tensordict", "torch", "transformers", "vllm")

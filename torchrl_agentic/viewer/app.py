@@ -15,8 +15,9 @@ from textual.widgets import Input, Static
 from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.line_view import LineView, style
 from torchrl_agentic.viewer.listing import SORTS
-from torchrl_agentic.viewer.query import Gone, QueryError, parse
+from torchrl_agentic.viewer.query import Gone, QueryError, Row, parse
 from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.sample_screen import Choice, SampleScreen, samples_of
 from torchrl_agentic.viewer.screens import HINTS, Choose, Help, head_line, row_line, top_line
 from torchrl_agentic.viewer.text_wrap import Line
 
@@ -70,6 +71,7 @@ class RolloutViewer(App[None]):
         ("s", "view('table')", "table"),
         ("x", "choose_field", "choose a field"),
         ("i", "view('tokens')", "tokens"),
+        ("S", "samples", "samples of the prompt"),
         ("c", "view('compare')", "compare"),
         ("m", "mate", "next to compare"),
         ("e", "unfold", "reasoning"),
@@ -156,10 +158,13 @@ class RolloutViewer(App[None]):
         reading = self.reading
         rows, with_step = reading.shown, reading.shows_all_steps
         room = self.list.room
-        self.list.show(len(rows), lambda place: row_line(rows[place], room, with_step=with_step))
+        with_run = len(reading.library.runs) > 1
+        self.list.show(
+            len(rows), lambda place: row_line(rows[place], room, with_step=with_step, with_run=with_run)
+        )
         if reading.place != self.list.cursor or with_page:
             self.list.choose(reading.place)
-        self._bar("#head", head_line(room, with_step=with_step))
+        self._bar("#head", head_line(room, with_step=with_step, with_run=with_run))
         if with_page:
             made = reading.lay_out(self.page.room)
             self.page.show(len(made.lines), made.lines.__getitem__)
@@ -283,11 +288,7 @@ class RolloutViewer(App[None]):
             more = "" if self.reading.library.progress >= 1 else " yet; the dump is still being read"
             self.say(f"no request id begins with {request_id}{more}")
             return
-        if row not in self.reading.shown:
-            self.reading.query_by("")
-            self._typed["query"] = ""
-            self.reading.ask(row.step)
-        self.reading.open(row)
+        self._open(row)
         self._turn()
 
     def action_match(self, by: int) -> None:
@@ -366,6 +367,35 @@ class RolloutViewer(App[None]):
         self.reading.view = "text" if self.reading.view == view else view
         self.reading.focus = -1
         self._turn()
+
+    def action_samples(self) -> None:
+        """Show the samples of the prompt side by side, and open the one that the user chooses."""
+        reading = self.reading
+        samples = None if reading.row is None else samples_of(reading.library, reading.row)
+        if samples is None:
+            self.say("this line cannot be read, so that it has no prompt")
+            return
+
+        def take(choice: Choice | None) -> None:
+            if choice is None:
+                return
+            if choice.action == "compare" and choice.row is not choice.best:
+                reading.open(choice.best)
+                reading.mate, reading.view = choice.row, "compare"
+            else:
+                self._open(choice.row)
+                reading.view = "text"
+            self._turn()
+
+        self.push_screen(SampleScreen(samples, reading.row), take)
+
+    def _open(self, row: Row) -> None:
+        """Open a trajectory, and list its step without a query unless it is listed."""
+        if row not in self.reading.shown:
+            self.reading.query_by("")
+            self._typed["query"] = ""
+            self.reading.ask(row.step)
+        self.reading.open(row)
 
     def action_mate(self) -> None:
         """Compare with the next trajectory."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
-from torchrl_agentic.records import BadLine, TrajectoryRecord, plain_text
+from torchrl_agentic.records import BadLine, Origin, TrajectoryRecord, plain_text
 from torchrl_agentic.records.call_stats import UNREADABLE
 from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, Span
 from torchrl_agentic.viewer.text_wrap import Paint, Piece
@@ -82,14 +82,17 @@ class Block:
     turn: int = -1
 
 
-def conversation(record: TrajectoryRecord, mask: re.Pattern[str]) -> list[Block]:
+def conversation(
+    record: TrajectoryRecord, mask: re.Pattern[str], advantage: float | None = None
+) -> list[Block]:
     """Return the blocks of a conversation: messages, calls and results, turn by turn.
 
     Args:
         record: The trajectory.
         mask: Regular expression of text that is shown as a star.
+        advantage: Its advantage in its batch; None if unknown.
     """
-    blocks = [_head(record)]
+    blocks = [_head(record, advantage)]
     for place, turn in enumerate(record.turns):
         reward = record.rewards[place] if place < len(record.rewards) else None
         found = [Block(_turn_title(turn, reward)), *_of_turn(turn)]
@@ -126,17 +129,19 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if abs(value) >= 1 else f"{1000 * value:.1f} ms"
 
 
-def _head(record: TrajectoryRecord) -> Block:
+def _head(record: TrajectoryRecord, advantage: float | None) -> Block:
     summary = record.summary
     errors = [f"{count} {status}" for status, count in summary.statuses.items() if status != "ok"]
     calls = _plural(summary.n_calls, "call") + (f" ({', '.join(errors)})" if errors else "")
     facts = [
         f"step {record.step}",
         f"score {number(record.score)}",
+        *([] if advantage is None else [f"advantage {advantage:+.3g}"]),
         record.termination_reason or "unknown termination reason",
         _plural(summary.n_turns, "turn"),
         calls,
         record.request_id,
+        *([f"run {record.run}"] if record.run else []),
     ]
     return Block(((record.trajectory or "trajectory", "name"), (" · " + " · ".join(facts), "faint")))
 
@@ -173,6 +178,11 @@ def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
     title = ((f"{role}{cut}{to}", f"{style} title"),)
     spans = [(*call.span, "faint") for call in calls if call.span is not None]
     begin = 0
+    if message.reasoning:
+        label = ((f"{role} thinks · {len(message.reasoning):,} characters", "think title"),)
+        yield Block(label, message.reasoning, "think", is_folded=True)
+    if message.refusal:
+        yield Block(((f"{role} refuses", "error title"),), message.refusal, "error")
     for thought in thoughts(text) if role in ("assistant", "output") else ():
         yield from _said(text, title, style, spans, begin, thought.start)
         if not thought.is_closed:  # reasoning without an end stops at the next call
@@ -267,6 +277,7 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
         "step": record.step,
         "row": record.row,
         "group": summary.group,
+        **_origin(record.origin),
         "score": record.score,
         "rewards": list(record.rewards),
         "termination_reason": record.termination_reason,
@@ -279,6 +290,18 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
         "output": plain_text(messages[begin:]),
         "versions": dict(record.versions),
     }
+
+
+def _origin(origin: Origin) -> dict[str, JSON]:
+    """Return what is known of the origin of a trajectory."""
+    known = {
+        "task": origin.task or None,
+        "group in collector": origin.group,
+        "index in group": origin.index,
+        "policy_versions": list(origin.policy_versions) or None,
+        "seconds": origin.seconds,
+    }
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def table(record: TrajectoryRecord, mask: re.Pattern[str], chosen: str | None = None) -> list[Block]:

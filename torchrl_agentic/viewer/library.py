@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchrl_agentic.records import BadLine, Dump
+from torchrl_agentic.records import BadLine, Dump, Groups
 from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.layout import Needle
 from torchrl_agentic.viewer.listing import NO_MASK, Listing, blocks_of, matches
 from torchrl_agentic.viewer.query import Gone, Query, Row, Step, is_id, read_up
+from torchrl_agentic.viewer.samples import group_key
 
 _BYTES = 4 << 20  # per step of reading, about 10 ms, in which the user has to wait
 _READ, _ROWS = 500, 2000  # rows read, and rows checked by a query, per step
 _REFRESH_S, _SLICE_S = 0.5, 0.01
+_NEAR_STEPS = 3  # files before and after that of a trajectory in which others of its group may be
 
 
 class Library:
@@ -37,6 +39,8 @@ class Library:
         notes: Messages about files.
         is_idle: Whether there is nothing to read at the moment.
         extras: Names of all extra fields.
+        runs: Ids of all runs.
+        groups: The groups of the dump, as they left in batches.
         counts: Number of matches of the search in each trajectory.
 
     Raises:
@@ -66,6 +70,8 @@ class Library:
         self.is_idle = False
         self._due: deque[Step] = deque()
         self.extras: set[str] = set()
+        self.runs: set[str] = set()
+        self.groups = Groups(self.path)
         self._clock = clock
         self._dump: Dump | None = None
         self._refreshed = -_REFRESH_S
@@ -97,6 +103,11 @@ class Library:
                 self._trouble(step, f"{self.path} can no longer be read: {error.strerror}")
             return False
         changed = self._arrange()
+        if self.groups.refresh():
+            listing = self.listing
+            if listing.query.terms:  # steps and advantages may be others now
+                self.listing = Listing(listing.query, listing.sort, listing.step, self.mask)
+            self.version += 1
         # Unfinished files come first: those that have grown since can wait.
         self._due = deque(sorted(self.steps, key=lambda step: not step.is_due))
         for step in self.steps:
@@ -111,7 +122,7 @@ class Library:
         known = {step.file: step for step in self.steps}
         for file in known.keys() - set(files):
             self._trouble(known[file], f"{file.path.name} was removed")
-        self.steps = [known.get(file) or Step(file) for file in files]
+        self.steps = [known.get(file) or Step(file, self.groups) for file in files]
         for place, step in enumerate(self.steps):
             step.place = place
         self.version += 1
@@ -154,6 +165,7 @@ class Library:
             for row in step.rows[-_READ:]:
                 if not isinstance(row.summary, BadLine):
                     self.extras.update(row.summary.extras)
+                    self.runs.add(row.summary.run)
 
     def _list(self) -> bool:
         try:
@@ -219,14 +231,18 @@ class Library:
         return None
 
     def group(self, row: Row) -> list[Row]:
-        """Return the trajectories of the same step and prompt, including the row itself."""
+        """Return the trajectories of the same prompt, including the row itself; see `group_key`."""
         if isinstance(row.summary, BadLine):
             return [row]
-        group = row.summary.step, row.summary.group
+        key, place = group_key(row.summary), row.step.place
+        steps = (
+            [row.step] if key[2] is None else self.steps[max(0, place - _NEAR_STEPS) :][: 2 * _NEAR_STEPS + 1]
+        )
         return [
             other
-            for other in row.step.rows
-            if not isinstance(found := other.summary, BadLine) and (found.step, found.group) == group
+            for step in steps
+            for other in step.rows
+            if not isinstance(found := other.summary, BadLine) and group_key(found) == key
         ]
 
     @property
@@ -271,9 +287,11 @@ def text_of(library: Library, row: Row) -> Iterator[str]:
     except Gone as error:
         yield f"(cannot be read: {printable(str(error))})"
         return
-    for block in blocks:
+    for number, block in enumerate(blocks):
         if block.title:
             yield printable("".join(text for text, _ in block.title)).rstrip("─ ")
+        if number == 0 and not isinstance(row.summary, BadLine) and row.summary.question:
+            yield f"  question: {printable(row.summary.question)}"
         for line in block.text.removesuffix("\n").split("\n") if block.text else ():
             yield f"  {printable(line)}"
     yield ""

@@ -46,7 +46,8 @@ def blocks_of(row: Row, mask: re.Pattern[str], *, whole: bool = False) -> list[B
     record = row.record()
     if isinstance(record, BadLine):
         return bad_line(record, row.line(4096).decode("utf-8", "surrogateescape"))
-    return conversation(record, mask)
+    advantage = None if isinstance(row.summary, BadLine) else row.summary.advantage
+    return conversation(record, mask, advantage)
 
 
 def matches(row: Row, needle: Needle, mask: re.Pattern[str]) -> int:

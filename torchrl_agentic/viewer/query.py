@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pydantic_core
 
 from torchrl_agentic.messages import JSON, Status, fields_of
-from torchrl_agentic.records import BadLine, DumpFile, Summary, TrajectoryRecord
+from torchrl_agentic.records import BadLine, DumpFile, Groups, Summary, TrajectoryRecord
 from torchrl_agentic.text import nearest
 
 LARGE = 2 << 20
@@ -30,6 +30,7 @@ class Step:
 
     Attributes:
         file: The file.
+        groups: The groups of the dump, as they left in batches.
         place: Position among all steps.
         rows: The rows read so far; a new list when the file begins again.
         trouble: Why the file cannot be read; empty if it can.
@@ -38,6 +39,7 @@ class Step:
     """
 
     file: DumpFile
+    groups: Groups
     place: int = 0
     rows: list[Row] = field(default_factory=list["Row"])
     trouble: str = ""
@@ -69,7 +71,7 @@ class Row:
         step: Its step.
         index: Its number in the file.
         size: Its size in bytes.
-        summary: The fields that lists show.
+        written: The fields that lists show, as they are in the file.
         beginnings: Value of `DumpFile.beginnings` when it was read.
         score: Its score; None if it is unknown or NaN.
     """
@@ -77,9 +79,15 @@ class Row:
     step: Step
     index: int
     size: int
-    summary: Summary | BadLine
+    written: Summary | BadLine
     beginnings: int
     score: float | None
+
+    @property
+    def summary(self) -> Summary | BadLine:
+        """The fields that lists show, with the step and the advantage of the batch in which it left."""
+        written = self.written
+        return written if isinstance(written, BadLine) else self.step.groups.located(written)
 
     def line(self, limit: int | None = None) -> bytes:
         """Read the bytes of the trajectory, or the first `limit` of them.
@@ -168,12 +176,15 @@ NUMBERS: dict[str, Callable[[Summary], float | None]] = {
     "calls": lambda summary: summary.n_calls,
     "errors": lambda summary: summary.n_errors,
     "step": lambda summary: summary.step,
+    "advantage": lambda summary: summary.advantage,
 }
 TEXTS: dict[str, Callable[[Summary, str], bool]] = {
     "status": lambda summary, value: value in summary.statuses,
     "tool": lambda summary, value: value in summary.tools,
     "reason": lambda summary, value: (summary.termination_reason or "none") == value,
-    "group": lambda summary, value: summary.group.startswith(value),
+    "group": lambda summary, value: summary.group.startswith(value) or str(summary.origin.group) == value,
+    "run": lambda summary, value: (summary.run or "none").startswith(value),
+    "task": lambda summary, value: value in (summary.origin.task, str(summary.extras.get("task"))),
     "id": lambda summary, value: is_id(summary.request_id, value),
     "name": lambda summary, value: value.lower() in summary.trajectory.lower(),
 }
@@ -243,6 +254,11 @@ class Query:
 
     terms: tuple[Term, ...] = ()
     words: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def names_step(self) -> bool:
+        """True if a condition is about the step, so that it is asked of all steps."""
+        return any(term.field == "step" for term in self.terms)
 
     def holds(self, summary: Summary) -> bool:
         """Return whether a trajectory fulfils all terms. Words are checked by `Listing`."""

@@ -43,6 +43,7 @@ class Reading:
         self.sort = SORTS[0]
         self.query, self.asked = Query(), ""
         self.page = Page()
+        self._is_widened = False  # whether a query about steps lists all of them
         self._searching = 0
         self._whole: tuple[Row, list[Block]] | None = None
         self._made: tuple[object, list[Block]] | None = None
@@ -69,12 +70,17 @@ class Reading:
             self._searching = 0
 
     def query_by(self, text: str) -> None:
-        """Set the query of the list.
+        """Set the query of the list; one that names a step is asked of all steps.
 
         Raises:
             QueryError: If the query cannot be parsed.
         """
         self.query, self.asked = parse(text, self.library.extras), text.strip()
+        if self.query.names_step:
+            self._is_widened = self._is_widened or not self.shows_all_steps
+            self.shows_all_steps = True
+        elif self._is_widened:
+            self.shows_all_steps = self._is_widened = False
 
     def ask(self, step: Step | None = None, place: int | None = None) -> None:
         """List the trajectories of the query.
@@ -115,7 +121,8 @@ class Reading:
     def catch_up(self) -> None:
         """Follow changes of the files: lines that have grown, first trajectories, removed ones."""
         library = self.library
-        if library.listing.step is None and not self.shows_all_steps and library.steps:
+        is_asked = library.listing.query == self.query
+        if library.steps and not (is_asked and (library.listing.step or self.shows_all_steps)):
             self.ask(library.steps[0])
         elif library.listing.step not in (None, *library.steps) and library.steps:
             self.ask(library.steps[-1], 0)

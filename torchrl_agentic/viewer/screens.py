@@ -36,6 +36,7 @@ KEYS = {
     "s": "text, or a table of all fields",
     "x": "choose one field of the table, or all",
     "i": "tokens, by their source",
+    "S": "samples of the same prompt side by side: scores, advantages, last messages; enter opens one",
     "c m": "compare with another trajectory of the same prompt, with the next one",
     "e": "unfold or fold reasoning",
     "+": "show more of long texts",
@@ -52,49 +53,65 @@ A query is one or more conditions, all of which must hold:
   tool:python          a call of this tool
   reason:max_turns     why it ended; reason:none if unknown
   score<0.5            also > <= >= = !=; score:none if it has none
-  turns calls errors step   are numbers too
-  name:part id:ab12 group:4147   part of a name, beginning of an id
+  turns calls errors step advantage   are numbers too
+  name:part id:ab12 group:4147 run:9f   part of a name, beginning of an id
+  task:gsm-7 group:12  the task, and the number of the group in a collector
   acc=1                any extra field of a trajectory
   words "more words"   that occur in it
   -status:ok           a minus sign negates a condition"""
-HINTS = "? keys  f search  / query  o sort  s table  i tokens  c compare  q quit"
+_NAME_CELLS = 12
+_WIDE = 50  # cells of a list that has room for more than score, errors, name and question
+HINTS = "? keys  f search  / query  o sort  s table  i tokens  S samples  c compare  q quit"
 
 
-def row_line(row: Row, width: int, *, with_step: bool) -> Line:
-    """Return a line of the list: score, errors and, if there is room, turns, calls and the reason of the end.
+def row_line(row: Row, width: int, *, with_step: bool, with_run: bool = False) -> Line:
+    """Return a line of the list: score, errors, name and question; turns, calls and end if there is room.
 
     Args:
         row: The trajectory.
         width: Number of cells in the line.
         with_step: Whether to show the step.
+        with_run: Whether to show the run.
     """
     summary = row.summary
-    step = ((f"{row.step.name:>4} ", "faint"),) if with_step else ()
+    at = row.step.name if isinstance(summary, BadLine) or row.step.file.step is None else summary.step
+    step = ((f"{at:>4} ", "faint"),) if with_step else ()
     if isinstance(summary, BadLine):
         return fit((*step, (f"{'✗':>7} ", "error"), (label(row), "error")), width)
     errors = f"{summary.n_errors}✗" if summary.n_errors else ""
     more = f"{summary.n_turns:>3}t {summary.n_calls:>3}c {summary.termination_reason:<12.12} "
+    name, question = label(row), plain(((summary.question, ""),))
+    if question:
+        origin = summary.origin
+        if width < _WIDE and origin.group is not None:
+            name = f"{origin.group}.{origin.index}"
+        cells = _NAME_CELLS if width >= _WIDE else _NAME_CELLS // 2
+        name = plain(fit(((name, ""),), cells)).ljust(cells) + " "
     return fit(
         (
+            *(((f"{summary.run[:4]:<4} ", "key"),) if with_run else ()),
             *step,
             (f"{number(summary.score):>7} ", "score"),
             (f"{errors:>3} ", "error"),
-            (more if width >= 50 else "", "faint"),
-            (label(row), ""),
+            (more if width >= _WIDE else "", "faint"),
+            (name, "faint" if question else ""),
+            (question, ""),
         ),
         width,
     )
 
 
-def head_line(width: int, *, with_step: bool) -> Line:
+def head_line(width: int, *, with_step: bool, with_run: bool = False) -> Line:
     """Return the header of the list.
 
     Args:
         width: Number of cells in the line.
         with_step: Whether the list shows the step.
+        with_run: Whether it shows the run.
     """
-    more = "turn call end          " if width >= 50 else ""
-    return fit(((f"{'step ' if with_step else ''}  score err {more}trajectory", "faint"),), width)
+    more = "turn call end          " if width >= _WIDE else ""
+    begin = f"{'run  ' if with_run else ''}{'step ' if with_step else ''}"
+    return fit(((f"{begin}  score err {more}trajectory, question", "faint"),), width)
 
 
 def top_line(reading: Reading, width: int) -> Line:

@@ -28,6 +28,11 @@ HOSTILE = [
 ]
 
 
+def _whole(message):
+    """Return the message with what a server returned apart from its content."""
+    return message.reasoning + message.text + (f"[refusal] {message.refusal}" if message.refusal else "")
+
+
 def _tag_count(page):
     return page.text.lower().count("<script"), page.text.lower().count("</script"), page.text.count("<!--")
 
@@ -41,7 +46,15 @@ def test_all_text_of_a_dump_is_in_its_page_and_none_of_it_is_markup(tmp_path_fac
     assert _tag_count(page) == (3, 3, 0)
     assert [found["id"] for found in page.bodies] == [one.request_id for one in [*some, *spiced]]
     for one, found in zip([*some, *spiced], page.bodies, strict=True):
-        said = [message.text for message in one.messages]
+        said = [
+            text
+            for turn in one.turns
+            for text in (
+                *(message.text for message in turn.context),
+                _whole(turn.message),
+                *(message.text for message in turn.messages),
+            )
+        ]
         shown = [
             text
             for turn in found["turns"]
@@ -61,7 +74,8 @@ def test_the_list_has_what_the_summary_of_a_trajectory_has(tmp_path):
         turn(result=ToolResult.from_text("x", status=Status.TIMEOUT)), score=0.5, step=3, request_id="a"
     )
     index = page_of(dump_of(tmp_path, [one])).index
-    ((name, file, step, score, reason, turns, statuses, tools, excerpt),) = index["rows"]
+    ((name, file, step, score, reason, turns, statuses, tools, excerpt, run, task),) = index["rows"]
+    assert (index["run_names"][run], task) == (one.run or index["run_names"][0], "")
     assert (name, index["files"][file], step, score, turns, excerpt) == ("a", "0", 3, 0.5, 1, "What?")
     assert index["reasons"][reason] == ""
     assert [(index["statuses"][status][0], count) for status, count in statuses] == [("timeout", 1)]

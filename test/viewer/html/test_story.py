@@ -27,12 +27,19 @@ def _said(text, *spans):
     return Turn("t", 0, Message("assistant", text), DispatchResult("", calls, results))
 
 
+def test_reasoning_that_a_server_returned_apart_is_a_piece_of_its_own():
+    turn = Turn("t", 0, Message("assistant", "5", reasoning="2 and 3"), DispatchResult("5"))
+    assert list(pieces(turn)) == [Piece("thought", "2 and 3"), Piece("text", "5")]
+    assert said_text(turn) == "5"
+
+
 class TestStory:
     @pytest.mark.parametrize(
         ("reason", "words"),
         [
             ("no_calls", "counts as its final answer"),
             ("max_turns", "largest number of turns"),
+            ("refused", "refused to answer"),
             ("closed", "before the trajectory had ended"),
             ("", "was not recorded"),
             ("my_reason", "my_reason"),

@@ -139,7 +139,8 @@ def test_pointing_at_a_bar_shows_its_tool_status_and_time(opened, address):
     with opened(f"{address}#:batch-1") as page:
         box = page.locator(".time-box")
         x, y = page.evaluate(
-            """() => {
+            """async () => {
+              while (drawnTimeline === null) await new Promise(requestAnimationFrame);
               const row = drawnTimeline.batch.rows[3];
               return [drawnTimeline.x(10), row.y + 8 - drawnTimeline.box.scrollTop];
             }"""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.training_runs import training_run
 from helpers.trajectory_records import result, trajectory, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from rich.console import Console
 from torchrl_agentic.messages import Status
 from torchrl_agentic.records import Recorder
 from torchrl_agentic.records.call_stats import EXACT, Distribution
-from torchrl_agentic.viewer.report import Tally, read_report
+from torchrl_agentic.viewer.report import Tally, read_report, read_tally
 from torchrl_agentic.viewer.report.tables import report_tables
 from torchrl_agentic.viewer.report.tally import MOST_TOOLS, OTHERS, rows_of
 
@@ -259,3 +260,48 @@ def test_reading_a_report_loads_neither_torch_nor_matplotlib():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_worst_and_the_best_are_reported_with_their_questions():
+    some = [trajectory(step=step, score=float(step), name=f"t{step}") for step in range(12)]
+    report = _report(*some)
+    assert [one.score for one in report.worst] == [0, 1, 2, 3, 4]
+    assert [one.score for one in report.best] == [11, 10, 9, 8, 7]
+    assert (report.best[0].request_id, report.best[0].question) == ("t11-11", "q")
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(report_tables(report))
+    assert "Lowest scores" in shown.getvalue()
+    assert "t11-11" in shown.getvalue()
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, math.nan, None]), max_size=20), st.integers(0, 20))
+def test_the_ranking_is_that_of_all_scores_in_any_parts(scores, cut):
+    some = [trajectory(step=step, score=score, name=f"t{step}") for step, score in enumerate(scores)]
+    parts = Tally(), Tally()
+    for place, one in enumerate(some):
+        parts[place >= cut].add(one)
+    parts[0].merge(parts[1])
+    report = parts[0].report()
+    known = [(score, step) for step, score in enumerate(scores) if score is not None and score == score]
+    if len({score for score, _ in known}) < 2:
+        assert (report.worst, report.best) == ((), ())
+        return
+    assert [(one.score, one.step) for one in report.worst] == sorted(known)[:5]
+    best = sorted(known, key=lambda one: (-one[0], one[1]))[:5]
+    assert [(one.score, one.step) for one in report.best] == best
+
+
+def test_one_of_several_runs_can_be_reported(tmp_path):
+    for run in ("run-a", "run-b"):
+        training_run(tmp_path, run=run, steps=2)
+    dump = tmp_path / "trajectories"
+    assert read_tally(dump).runs == {"run-a": 16, "run-b": 16}
+    assert read_tally(dump, run="run-b").runs == {"run-b": 16}
+    with pytest.raises(ValueError, match="no trajectory of a run 'c'; it has those of run-a, run-b"):
+        read_tally(dump, run="c")
+
+
+def test_trajectories_count_in_the_step_of_their_batch(tmp_path):
+    report = read_report(training_run(tmp_path, steps=3, ahead=2) / "trajectories")
+    assert [(step.first, step.trajectories) for step in report.steps] == [(0, 8), (1, 8), (2, 8)]
+    assert [step.age.mean for step in report.steps] == [0, 1, 2]

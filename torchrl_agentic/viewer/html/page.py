@@ -11,8 +11,8 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -23,14 +23,17 @@ import pydantic_core
 from torchrl_agentic.collectors.timeline import read_timelines
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.records import BadLine, Dump, DumpFile, TrajectoryRecord
+from torchrl_agentic.records import BadLine, Dump, DumpFile, Groups, TrajectoryRecord, question_of
 from torchrl_agentic.records.call_stats import Distribution
 from torchrl_agentic.records.dump import TIMELINE
 from torchrl_agentic.records.json_dump import plain
 from torchrl_agentic.tools.private_files import PRIVATE, open_file
+from torchrl_agentic.viewer.curves import Curve, curves, group_curves
 from torchrl_agentic.viewer.html.batch_body import batch_body, batch_row
 from torchrl_agentic.viewer.html.body import body, seconds
 from torchrl_agentic.viewer.html.story import NOT_RUN, STATUS_WORDS
+from torchrl_agentic.viewer.report.tally import Tally, rows_of
+from torchrl_agentic.viewer.samples import SampleGroup, SampleGroups
 
 CHUNK_BYTES = 1 << 19
 MOST_BATCHES = 200
@@ -40,6 +43,12 @@ _ROW_CHARS = 160
 _MOST_PROBLEMS = 1000
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
 _STATUSES = {str(status): number for number, status in enumerate(STATUS_WORDS)}
+
+
+MOST_RUNS = 20
+"""Number of runs of a dump that have a page: the first ones."""
+MOST_STEPS = 400
+"""Number of points of a curve; more steps are averaged."""
 
 
 def chunks(dump: Dump, index: Index) -> Iterator[bytes]:
@@ -140,6 +149,12 @@ class Index:
         numbers: Number of each trajectory, by its name in its environment; None if several have that name.
         batches: What the list of batches shows of each.
         n_batches_omitted: Number of earlier batches, which the page does not have.
+        groups: The groups of the dump, as they left in batches.
+        samples: The trajectories by prompt.
+        runs: Number of each run, by its id.
+        tallies: Statistics of the first runs; if it is known what left in batches, of these trajectories.
+        unused: Number of the other trajectories by run.
+        metrics: Curves that the trainer wrote.
     """
 
     name: str
@@ -154,6 +169,12 @@ class Index:
     numbers: dict[str, int | None] = field(default_factory=dict[str, Any])
     batches: list[JSON] = field(default_factory=list[JSON])
     n_batches_omitted: int = 0
+    groups: Groups | None = None
+    samples: SampleGroups = field(default_factory=SampleGroups)
+    runs: dict[str, int] = field(default_factory=dict[str, int])
+    tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    unused: Counter[str] = field(default_factory=Counter[str])
+    metrics: Sequence[Curve] = ()
 
     def add(self, record: TrajectoryRecord, file: int) -> None:
         """Add a trajectory.
@@ -163,12 +184,24 @@ class Index:
             file: Number of its file.
         """
         summary = record.summary
+        left = None if self.groups is None else self.groups.place(record.run, record.trajectory)
+        if self.groups is not None:
+            summary = self.groups.located(summary)
+        self.samples.add(len(self.rows), summary)
+        if self.groups is not None and record.run in self.groups.runs and left is None:
+            self.unused[record.run] += 1
+        elif record.run in self.tallies or len(self.tallies) < MOST_RUNS:
+            version = None if left is None else left[0].policy_version
+            self.tallies.setdefault(record.run, Tally()).add(record, summary.step, version)
+        run = self.runs.setdefault(record.run, len(self.runs))
         statuses = [[_STATUSES[status], count] for status, count in summary.statuses.items()]
         tools = [[_number(self.tools, name), count] for name, count in summary.tools.items()]
         reason = _number(self.reasons, summary.termination_reason)
         score = plain(summary.score)
         begin = [summary.request_id[:_ROW_CHARS], file, summary.step, score, reason, summary.n_turns]
-        self.rows.append(_escaped([*begin, statuses, tools, _excerpt(record)]))
+        self.rows.append(
+            _escaped([*begin, statuses, tools, _excerpt(record), run, record.origin.task[:_ROW_CHARS]])
+        )
         self.numbers[record.trajectory] = None if record.trajectory in self.numbers else len(self.rows) - 1
         for _, call, result in record.calls:
             if result.timing is not None and result.status not in NOT_RUN:
@@ -207,11 +240,83 @@ class Index:
             "times": [_times(name, *times) for name, times in self.times.items()],
             "batches": self.batches,
             "n_batches_omitted": self.n_batches_omitted,
+            "run_names": [run[:_ROW_CHARS] for run in self.runs],
+            "runs": self._runs(),
+            "groups": [_group(group, self.runs) for group in self.samples if len(group.numbers) > 1],
         }
         yield _escaped(whole)[:-1] + b',"rows":['
         for number, row in enumerate(self.rows):
             yield b",\n" + row if number else row
         yield b"]}"
+
+    def _runs(self) -> list[JSON]:
+        """Return what the pages of the runs show; the metrics of the trainer belong to the last run."""
+        of_run: dict[str, list[SampleGroup]] = {}
+        for group in self.samples:
+            of_run.setdefault(group.key[0], []).append(group)
+        last = next(reversed(self.runs), None)
+        return [
+            {
+                **run_page(run, tally, of_run.get(run, ()), self.metrics if run == last else ()),
+                "unused": self.unused[run],
+            }
+            for run, tally in self.tallies.items()
+        ]
+
+
+def run_page(
+    run: str, tally: Tally, groups: Iterable[SampleGroup], metrics: Iterable[Curve] = ()
+) -> dict[str, JSON]:
+    """Return what the page of a run shows: curves, endings by step, and tools.
+
+    Args:
+        run: Id of the run.
+        tally: Its statistics.
+        groups: Its groups.
+        metrics: Curves that its trainer wrote.
+    """
+    report = tally.report(run, by=rows_of(tally, most=MOST_STEPS))
+    reasons = list(report.total.reasons)
+    return {
+        "id": run[:_ROW_CHARS],
+        "count": report.total.trajectories,
+        "curves": [_curve(curve) for curve in (*curves(report), *group_curves(groups))],
+        "metrics": [_curve(curve) for curve in metrics],
+        "steps": [[step.first, step.last, step.trajectories] for step in report.steps],
+        "reasons": reasons,
+        "endings": [[step.reasons.get(reason, 0) for reason in reasons] for step in report.steps],
+        "tools": [
+            [
+                tool.tool[:_ROW_CHARS],
+                tool.calls,
+                tool.errors,
+                tool.infra,
+                tool.run.p50,
+                tool.run.p95,
+                tool.run.p99,
+                tool.queue.p50,
+            ]
+            for tool in report.tools
+        ],
+    }
+
+
+def _curve(curve: Curve) -> list[JSON]:
+    return [curve.name[:_ROW_CHARS], curve.unit, [list(point) for point in curve.points]]
+
+
+def _group(group: SampleGroup, runs: dict[str, int]) -> list[JSON]:
+    """Return what the page shows of a group, besides the rows of its trajectories."""
+    return [
+        group.step,
+        runs[group.key[0]],
+        group.key[2],
+        group.is_recorded,
+        group.mean,
+        group.spread,
+        list(group.numbers),
+        [None if one is None else round(one, 6) for one in group.advantages],
+    ]
 
 
 def _number(table: dict[str, int], name: str) -> int:
@@ -219,9 +324,9 @@ def _number(table: dict[str, int], name: str) -> int:
 
 
 def _excerpt(record: TrajectoryRecord) -> str:
-    """Return the beginning of the last prompt message, or else of the first message."""
-    first = next(reversed(record.prompt), None) or next(record.messages, None)
-    return "" if first is None else " ".join(first.text[: 4 * _ROW_CHARS].split())[:_ROW_CHARS]
+    """Return the beginning of the question, or else of the first message."""
+    asked = record.question or question_of(tuple(record.messages)[:1])
+    return asked[:_ROW_CHARS]
 
 
 def _times(name: str, queues: Distribution, runs: Distribution) -> list[JSON]:
@@ -234,11 +339,27 @@ def _escaped(value: JSON) -> bytes:
     return json.dumps(value).replace("<", "\\u003c").encode()
 
 
-_SCRIPTS = ("data.js", "charts.js", "list.js", "trajectory.js", "timeline.js", "page.js")
+_SCRIPTS = (
+    "data.js",
+    "charts.js",
+    "list.js",
+    "trajectory.js",
+    "timeline.js",
+    "samples.js",
+    "run.js",
+    "page.js",
+)
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
+def write_page(
+    dump: Dump,
+    path: Path,
+    *,
+    mode: int = PRIVATE,
+    name: str | None = None,
+    metrics: Sequence[Curve] = (),
+) -> None:
     """Write a dump as one HTML file, which needs no other file and no network.
 
     Only one trajectory is in memory at a time. The page says how much of a very long text is omitted, and
@@ -248,11 +369,15 @@ def write_page(dump: Dump, path: Path, *, mode: int = PRIVATE) -> None:
         dump: The dump.
         path: The file. An existing file is overwritten.
         mode: Permissions of the file if it is created, regardless of the umask.
+        name: Name of the page; that of the dump by default.
+        metrics: Curves that the trainer wrote, as `read_metrics` finds them.
 
     Raises:
         OSError: If the file cannot be written.
     """
-    index = Index(dump.path.name)
+    groups = Groups(dump.path)
+    groups.refresh()
+    index = Index(dump.path.name if name is None else name, groups=groups, metrics=metrics)
     with tempfile.TemporaryFile() as bodies:
         for kind, pieces in ((b"chunk", chunks(dump, index)), (b"batch", timelines(dump, index))):
             for number, piece in enumerate(pieces):

@@ -60,6 +60,7 @@ REASON_WORDS: Mapping[str, str] = {
     "no_calls": "the model answered without calling a tool, which counts as its final answer",
     "max_turns": "it reached the largest number of turns, perhaps before the task was done",
     "user": "the simulated user ended the conversation",
+    "refused": "the model, or the service that it runs in, refused to answer",
     "terminated": "the environment ended the task",
     "truncated": "the environment cut it off, for example because it became too long",
     "reset": "the environment was reset before the trajectory had ended",
@@ -90,6 +91,8 @@ def pieces(turn: Turn) -> Iterator[Piece]:
     opened starts with the message.
     """
     text, at = turn.message.text, 0
+    if turn.message.reasoning:
+        yield Piece("thought", turn.message.reasoning)
     for number, call in enumerate(turn.outcome.calls):
         if call.span is None or not at <= call.span[0] < call.span[1] <= len(text):
             continue

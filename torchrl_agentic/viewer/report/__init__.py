@@ -5,7 +5,14 @@
 """
 
 from torchrl_agentic.viewer.report.compare import Change, Comparison, compare
-from torchrl_agentic.viewer.report.statistics import Average, Report, StepReport, Times, ToolReport
+from torchrl_agentic.viewer.report.statistics import (
+    Average,
+    Report,
+    ScoredTrajectory,
+    StepReport,
+    Times,
+    ToolReport,
+)
 from torchrl_agentic.viewer.report.tally import Tally, read_report, read_tally
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "Change",
     "Comparison",
     "Report",
+    "ScoredTrajectory",
     "StepReport",
     "Tally",
     "Times",

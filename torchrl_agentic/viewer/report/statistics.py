@@ -24,6 +24,11 @@ class Average:
     mean: float | None
     error: float | None
 
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation of the numbers, or None for fewer than two."""
+        return None if self.error is None else self.error * math.sqrt(self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -67,6 +72,9 @@ class StepReport:
         sampled: Sampled tokens per trajectory, where tokens were recorded.
         injected: Other tokens per trajectory: prompt, chat template and results.
         reasons: Number of trajectories by the reason of their end.
+        seconds: Duration of a trajectory in seconds, where a collector recorded it.
+        policy_version: Newest version of the weights that sampled a token of a trajectory, where known.
+        age: Updates between the oldest sampled token of a trajectory and its batch, where known.
     """
 
     first: int
@@ -87,6 +95,9 @@ class StepReport:
     sampled: Average
     injected: Average
     reasons: Mapping[str, int]
+    seconds: Average
+    policy_version: Average
+    age: Average
 
     @property
     def name(self) -> str:
@@ -123,6 +134,25 @@ class ToolReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredTrajectory:
+    """A trajectory among the worst or the best.
+
+    Attributes:
+        score: Its score.
+        step: Its step.
+        request_id: Its id.
+        question: What was asked; see `question_of`.
+        run: Id of its run.
+    """
+
+    score: float
+    step: int
+    request_id: str
+    question: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Statistics of a dump.
 
@@ -135,6 +165,8 @@ class Report:
         broken: Number of lines that cannot be read.
         complaints: Why the first ones cannot be read.
         runs: Number of trajectories by id of the run; trajectories without an id are left out.
+        worst: The trajectories with the lowest scores, the lowest first; the first ones among equals.
+        best: Those with the highest scores, the highest first; empty if all scores are equal.
     """
 
     name: str
@@ -145,6 +177,8 @@ class Report:
     broken: int = 0
     complaints: tuple[str, ...] = ()
     runs: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    worst: tuple[ScoredTrajectory, ...] = ()
+    best: tuple[ScoredTrajectory, ...] = ()
 
     def to_json(self) -> dict[str, JSON]:
         """Return the report as plain data."""

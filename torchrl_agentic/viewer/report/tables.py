@@ -15,6 +15,7 @@ from torchrl_agentic.viewer.report.compare import Change, Comparison
 from torchrl_agentic.viewer.report.statistics import (
     NONE,
     Report,
+    ScoredTrajectory,
     StepReport,
     ToolReport,
     count,
@@ -34,6 +35,7 @@ _LONGEST_NAME = 24
 Rows = Mapping[str, Mapping[str, str | Text]]
 """Name of a row → name of a column → content of the cell."""
 _MOST_RUNS = 5
+_ID_CHARS = 12
 
 
 def report_tables(report: Report) -> Group:
@@ -51,7 +53,27 @@ def report_tables(report: Report) -> Group:
         parts.append(_grid("How trajectories ended", "step", _counts(report.total.reasons, reasons)))
     if report.tools:
         parts.append(tool_tables(report.tools))
+    if report.best:
+        with_run = len(report.runs) > 1
+        parts.append(_ranking("Lowest scores", report.worst, with_run=with_run))
+        parts.append(_ranking("Highest scores", report.best, with_run=with_run))
     return Group(*parts)
+
+
+def _ranking(title: str, ranked: Sequence[ScoredTrajectory], *, with_run: bool) -> Group:
+    """Return a table of trajectories with their questions; `view --query id:…` shows one."""
+    made = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    made.add_column("score", justify="right", no_wrap=True)
+    made.add_column("step", justify="right", no_wrap=True)
+    if with_run:
+        made.add_column("run", no_wrap=True)
+    made.add_column("id", no_wrap=True)
+    made.add_column("question", no_wrap=True, overflow="ellipsis")
+    for one in ranked:
+        run = (Text(truncate(printable(one.run), 8)),) if with_run else ()
+        name = Text(printable(one.request_id)[:_ID_CHARS])
+        made.add_row(number(one.score), str(one.step), *run, name, Text(printable(one.question)))
+    return Group(Text(title, style="bold"), made)
 
 
 def tool_tables(tools: Sequence[ToolReport]) -> Group:
@@ -113,9 +135,8 @@ def _headline(report: Report) -> list[Text]:
     if len(report.runs) > 1:
         most = [f"{printable(run)} ({number:,})" for run, number in list(report.runs.items())[:_MOST_RUNS]]
         more = ", …" if len(report.runs) > _MOST_RUNS else ""
-        lines.append(
-            Text(f"The dump mixes {len(report.runs):,} runs: {', '.join(most)}{more}", style="yellow")
-        )
+        said = f"The dump mixes {len(report.runs):,} runs: {', '.join(most)}{more}. --run ID reports one."
+        lines.append(Text(said, style="yellow"))
     if report.broken:
         lines.append(Text(f"Lines that cannot be read: {report.broken:,}", style="red"))
         lines += [Text(f"  {printable(complaint)[:300]}", style="red") for complaint in report.complaints]
@@ -140,6 +161,8 @@ def _step(step: StepReport) -> dict[str, str | Text]:
         "infra": percent(step.infra.mean),
         "sampled": number(step.sampled.mean),
         "injected": number(step.injected.mean),
+        "seconds": number(step.seconds.mean),
+        "age": number(step.age.mean),
     }
 
 

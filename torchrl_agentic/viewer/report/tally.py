@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchrl_agentic.messages import Status
-from torchrl_agentic.records import BadLine, Dump, TrajectoryRecord
+from torchrl_agentic.records import BadLine, Dump, Groups, TrajectoryRecord
 from torchrl_agentic.records.call_stats import Distribution, ToolSummary, add_calls, most_called
 from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.viewer.report.statistics import (
     Moments,
     Report,
+    ScoredTrajectory,
     StepReport,
     Times,
     ToolReport,
@@ -23,6 +24,8 @@ from torchrl_agentic.viewer.report.statistics import (
 
 MOST_TOOLS = 30
 MOST_REASONS = 12
+MOST_RANKED = 5
+"""Number of the worst and of the best trajectories."""
 OTHERS = "(others)"
 """Name under which further names are counted together: a model can invent any number of them."""
 _MOST_COMPLAINTS = 5
@@ -49,10 +52,25 @@ class StepTally:
     sampled: Moments = field(default_factory=Moments)
     injected: Moments = field(default_factory=Moments)
     reasons: Counter[str] = field(default_factory=Counter[str])
+    seconds: Moments = field(default_factory=Moments)
+    policy_version: Moments = field(default_factory=Moments)
+    age: Moments = field(default_factory=Moments)
 
-    def add(self, record: TrajectoryRecord) -> None:
-        """Add a trajectory."""
+    def add(self, record: TrajectoryRecord, version: int | None = None) -> None:
+        """Add a trajectory.
+
+        Args:
+            record: The trajectory.
+            version: Policy version when its batch left; None if unknown.
+        """
         self.trajectories += 1
+        origin = record.origin
+        if origin.seconds is not None and is_measurable(origin.seconds):
+            self.seconds.add(origin.seconds)
+        if origin.policy_versions:
+            self.policy_version.add(origin.policy_versions[-1])
+            if version is not None:
+                self.age.add(version - origin.policy_versions[0])
         self.reasons[record.termination_reason[:_LONGEST_REASON] or "unknown"] += 1
         self._add_score(record)
         if any(turn.message.role == "output" for turn in record.turns):
@@ -123,7 +141,10 @@ class StepTally:
         )
 
 
-_MOMENTS = ("score", "positive", "right", "turns", "calls", "errors", "infra", "sampled", "injected")
+_MOMENTS = (
+    "score", "positive", "right", "turns", "calls", "errors", "infra", "sampled", "injected", "seconds",
+    "policy_version", "age",
+)  # fmt: skip
 
 
 def rows_of(*tallies: Tally, most: int = 24) -> int:
@@ -154,19 +175,37 @@ class Tally:
         self.runs: Counter[str] = Counter()
         self.broken = 0
         self._complaints: list[str] = []
+        self._worst: list[ScoredTrajectory] = []
+        self._best: list[ScoredTrajectory] = []
 
-    def add(self, record: TrajectoryRecord, step: int | None = None) -> None:
+    def add(self, record: TrajectoryRecord, step: int | None = None, version: int | None = None) -> None:
         """Add a trajectory.
 
         Args:
             record: The trajectory.
             step: Its step, in place of the one that the record names.
+            version: Policy version when its batch left; None if unknown.
         """
-        self.steps.setdefault(record.step if step is None else step, StepTally()).add(record)
+        step = record.step if step is None else step
+        self.steps.setdefault(step, StepTally()).add(record, version)
+        if record.score is not None and is_measurable(record.score):
+            self._rank(record, record.score, step)
         if record.run:
             self.runs[record.run] += 1
         for turn in record.turns:
             add_calls(self.tools, turn.outcome)
+
+    def _rank(self, record: TrajectoryRecord, score: float, step: int) -> None:
+        """Keep a trajectory if it is among the worst or the best."""
+        if len(self._worst) >= MOST_RANKED and self._worst[-1].score < score < self._best[-1].score:
+            return
+        one = ScoredTrajectory(score, step, record.request_id, record.question, record.run)
+        self._keep([*self._worst, one], [*self._best, one])
+
+    def _keep(self, worst: list[ScoredTrajectory], best: list[ScoredTrajectory]) -> None:
+        """Keep the worst and the best; the first steps win among equals, whatever the order of the parts."""
+        self._worst = sorted(worst, key=lambda one: (one.score, *_place(one)))[:MOST_RANKED]
+        self._best = sorted(best, key=lambda one: (-one.score, *_place(one)))[:MOST_RANKED]
 
     def complain(self, complaint: str) -> None:
         """Count a line that cannot be read, with its reason."""
@@ -180,6 +219,7 @@ class Tally:
         for name, summary in other.tools.items():
             self.tools.setdefault(name, ToolSummary(name)).merge(summary)
         self.runs.update(other.runs)
+        self._keep([*self._worst, *other._worst], [*self._best, *other._best])
         self.broken += other.broken
         self._complaints = [*self._complaints, *other._complaints][:_MOST_COMPLAINTS]
 
@@ -198,6 +238,7 @@ class Tally:
             steps.setdefault(step // by, []).append(step)
             total.merge(self.steps[step])
         ends = (min(self.steps), max(self.steps)) if self.steps else (0, 0)
+        is_flat = not self._best or self._best[0].score == self._worst[0].score
         return Report(
             name,
             by,
@@ -207,7 +248,13 @@ class Tally:
             self.broken,
             tuple(self._complaints),
             dict(self.runs.most_common()),
+            () if is_flat else tuple(self._worst),
+            () if is_flat else tuple(self._best),
         )
+
+
+def _place(one: ScoredTrajectory) -> tuple[int, str, str, str]:
+    return one.step, one.run, one.request_id, one.question
 
 
 def tool_reports(tools: Iterable[ToolSummary]) -> tuple[ToolReport, ...]:
@@ -246,19 +293,28 @@ def _most_common(counts: Counter[str]) -> dict[str, int]:
     return found
 
 
-def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = None) -> Tally:
-    """Add up a dump. A trajectory that names no step belongs to the step in the name of its file.
+def read_tally(
+    path: str | Path, watch: Callable[[int, int], object] | None = None, *, run: str | None = None
+) -> Tally:
+    """Add up a dump.
+
+    A trajectory belongs to the step of the batch in which it left, or else to the one in which it began; one
+    that names no step, to the step in the name of its file.
 
     Args:
         path: A folder with a file per step, or one file.
+        run: Beginning of the id of the only run to add up; None for all.
         watch: Function that is called with the number of bytes read, and of all bytes.
 
     Raises:
         OSError: If the folder or file does not exist or cannot be read.
-        ValueError: If the folder has no .jsonl or .jsonl.zst files, or nothing in it can be read.
+        ValueError: If the folder has no .jsonl or .jsonl.zst files, nothing in it can be read, or there is no
+            such run.
         MissingExtra: If a file is compressed and zstandard is not installed.
     """
-    tally = Tally()
+    tally, others = Tally(), Counter[str]()
+    groups = Groups(path)
+    groups.refresh()
     with Dump(path) as dump:
         sizes = [file.path.stat().st_size for file in dump.files]
         for number, file in enumerate(dump.files):
@@ -267,9 +323,18 @@ def read_tally(path: str | Path, watch: Callable[[int, int], object] | None = No
             for record in file.records():
                 if isinstance(record, BadLine):
                     tally.complain(f"{file.path.name}, line {record.number}: {record.reason}")
+                elif run is not None and not record.run.startswith(run):
+                    others[record.run] += 1
                 else:
-                    tally.add(record, record.step or file.step or 0)
+                    group, _ = groups.place(record.run, record.trajectory) or (None, None)
+                    if group is None:
+                        tally.add(record, record.step or file.step or 0)
+                    else:
+                        tally.add(record, group.step, group.policy_version)
             file.close()
+    if run is not None and not tally.steps:
+        known = ", ".join(name or "(no id)" for name, _ in others.most_common(_MOST_COMPLAINTS))
+        raise ValueError(f"{path} has no trajectory of a run {run!r}; it has those of {known or 'no run'}")
     if tally.broken and not tally.steps:
         raise ValueError(f"{path} is not a dump of trajectories: {tally.report().complaints[0]}")
     return tally

@@ -8,16 +8,24 @@ const OK = 0;
 const firstOfChunk = [];
 INDEX.chunks.reduce((first, size) => (firstOfChunk.push(first), first + size), 0);
 
-const rows = INDEX.rows.map(([id, file, step, score, reason, turns, statuses, tools, excerpt], number) => {
+const rows = INDEX.rows.map(([id, file, step, score, reason, turns, statuses, tools, excerpt, run, task], number) => {
   const calls = statuses.reduce((sum, [, count]) => sum + count, 0);
   const answered = statuses.find(([status]) => status === OK)?.[1] ?? 0;
   return {
-    number, id, file, step, reason, turns, statuses, tools, excerpt, calls,
+    number, id, file, step, reason, turns, statuses, tools, excerpt, calls, run, task, group: null, advantage: null,
     score: typeof score === "number" ? score : null,
     scoreText: score === null ? "–" : amount(score),
     errors: calls - answered,
   };
 });
+
+const groups = INDEX.groups.map(([step, run, name, recorded, mean, spread, numbers, advantages], number) => {
+  numbers.forEach((one, n) => Object.assign(rows[one], { group: number, advantage: advantages[n] }));
+  return { number, step, run, name, recorded, mean, spread, rows: numbers.map((one) => rows[one]) };
+});
+const addressOfGroup = (number) => `#:group-${number + 1}`;
+const addressOfRun = (number) => `#:run-${number + 1}`;
+const addressOfQuery = (query) => `#?${encodeURIComponent(query.toWellFormed())}`;
 
 const numberOfId = new Map();
 for (const row of rows) if (row.id && !numberOfId.has(row.id)) numberOfId.set(row.id, row.number);
@@ -89,6 +97,22 @@ function batchOfAddress(address) {
   return INDEX.batches[number] ? number : null;
 }
 
+/** The number of the group or run that an address names, among some; null where there is none. */
+function numberOfAddress(address, kind, some) {
+  const number = Number(new RegExp(`^#:${kind}-(\\d+)$`).exec(address)?.[1] ?? 0) - 1;
+  return some[number] ? number : null;
+}
+
+/** The query that an address names; null where there is none. */
+function queryOfAddress(address) {
+  if (!address.startsWith("#?")) return null;
+  try {
+    return decodeURIComponent(address.slice(2));
+  } catch {
+    return null;
+  }
+}
+
 /** All texts of a value, those inside of lists and objects too. */
 function* textsOf(value) {
   if (typeof value === "string") yield value;
@@ -104,7 +128,7 @@ function visible(text) {
   return String(text).replace(HIDDEN, (letter) => `⟨U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-const SVG = new Set(["svg", "g", "rect", "line", "text", "title"]);
+const SVG = new Set(["svg", "g", "rect", "line", "text", "title", "path", "circle"]);
 
 /** Make an element. Properties are attributes; functions listen to events; children are elements or text. */
 function make(tag, properties = {}, ...children) {
@@ -135,6 +159,17 @@ function duration(seconds) {
   if (seconds >= 60) return `${short(seconds / 60)} min`;
   if (seconds >= 1) return `${short(seconds)} s`;
   return seconds >= 0.001 ? `${short(seconds * 1000)} ms` : `${Math.round(seconds * 1e6)} µs`;
+}
+
+const signed = (number) => (number === null ? "–" : `${number > 0 ? "+" : ""}${short(Number(number.toFixed(3)))}`);
+const counted = (count, thing) => many(count, thing).replace("trajectorys", "trajectories");
+
+const rounded = (number) => (Math.abs(number) >= 1000 ? Math.round(number) : Number(number.toPrecision(3)));
+const brief = (number) => (Math.abs(number) >= 1e9 ? short(number) : rounded(number).toLocaleString("en", { maximumSignificantDigits: 15 }));
+
+/** A value of a curve. */
+function written(value, unit) {
+  return unit === "share" ? `${brief(100 * value)} %` : unit === "seconds" ? duration(rounded(value)) : brief(value);
 }
 
 function bytesOf(count) {

@@ -27,6 +27,40 @@ function fillFilters() {
   return { statuses, tools };
 }
 
+const NUMBERS = { step: (row) => row.step, score: (row) => row.score, advantage: (row) => row.advantage,
+  turns: (row) => row.turns, calls: (row) => row.calls, errors: (row) => row.errors };
+const TEXTS = {
+  run: (row, value) => (INDEX.run_names[row.run] || "none").startsWith(value),
+  task: (row, value) => row.task === value,
+  group: (row, value) => row.group !== null && String(groups[row.group].name) === value,
+  reason: (row, value) => (INDEX.reasons[row.reason] || "none") === value,
+  tool: (row, value) => row.tools.some(([tool]) => INDEX.tools[tool] === value),
+  status: (row, value) => row.statuses.some(([status]) => INDEX.statuses[status][0] === value),
+  id: (row, value) => row.id.replaceAll("-", "").toLowerCase().startsWith(value.replaceAll("-", "").toLowerCase()),
+};
+const COMPARE = { ":": (a, b) => a === b, "=": (a, b) => a === b, "!=": (a, b) => a !== b, "<": (a, b) => a < b,
+  "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b };
+let queryTests = [];
+
+/** Split a query, as of the terminal viewer, into tests of a row and the words to search. */
+function parsed(query) {
+  const tests = [];
+  const words = query.replace(/(^|\s)(-?)([a-z]+)(<=|>=|!=|[:<>=])("[^"]*"|\S+)/g, (all, space, minus, name, compare, said) => {
+    const values = said.replaceAll('"', "").split(",").filter(Boolean), wanted = !minus;
+    if (Object.hasOwn(TEXTS, name) && ":!=".includes(compare))
+      tests.push((row) => values.some((value) => TEXTS[name](row, value)) === (wanted === (compare !== "!=")));
+    else if (Object.hasOwn(NUMBERS, name))
+      tests.push((row) => values.some((value) => {
+        const number = NUMBERS[name](row);
+        if (value === "none" || number === null) return (number === null && value === "none") === (compare !== "!=");
+        return COMPARE[compare](number, Number(value));
+      }) === wanted);
+    else return all;
+    return space;
+  });
+  return { tests, words: words.trim() };
+}
+
 /** Give what the filters let through, as a function of a row. */
 function filters() {
   const [status, tool, reason, step, low, high] =
@@ -40,7 +74,8 @@ function filters() {
   if (step) tests.push((row) => row.step === Number(step));
   if (low) tests.push((row) => row.score !== null && row.score >= Number(low));
   if (high) tests.push((row) => row.score !== null && row.score <= Number(high));
-  byId("filtering").textContent = tests.length ? `(${tests.length} set)` : "";
+  tests.push(...queryTests);
+  byId("filtering").textContent = tests.length > queryTests.length ? `(${tests.length - queryTests.length} set)` : "";
   if (textHits) tests.push((row) => textHits.has(row.number));
   return (row) => tests.every((test) => test(row));
 }
@@ -81,8 +116,8 @@ function line(row, place) {
   const option = make("div", { role: "option", id: `line-${row.number}`, "aria-selected": "false",
     "aria-setsize": found.length, "aria-posinset": place + 1, click: () => go(row.number) },
     make("p", { class: "asked" }, score, row.excerpt || row.id || "(no text)"),
-    make("p", { class: "facts" }, many(row.turns, "turn"), ` · ${many(row.calls, "call")}`, failed),
-    make("p", { class: "facts" }, `step ${row.step} · ${INDEX.reasons[row.reason] || "?"}${tools ? ` · ${tools}` : ""}`));
+    make("p", { class: "facts" }, row.advantage === null ? "" : `advantage ${signed(row.advantage)} · `, many(row.turns, "turn"), ` · ${many(row.calls, "call")}`, failed),
+    make("p", { class: "facts" }, `${INDEX.run_names.length > 1 ? `run ${(INDEX.run_names[row.run] || "without an id").slice(0, 8)} · ` : ""}step ${row.step} · ${INDEX.reasons[row.reason] || "?"}${tools ? ` · ${tools}` : ""}`));
   option.style.top = `${place * LINE}px`;
   return option;
 }
@@ -120,7 +155,8 @@ let searches = 0;
 
 /** Look through all texts of all trajectories; the list grows while it looks. */
 async function search() {
-  const mine = ++searches, wanted = byId("search").value.toLowerCase();
+  const mine = ++searches, { tests, words } = parsed(byId("search").value), wanted = words.toLowerCase();
+  queryTests = tests;
   textHits = wanted ? new Set() : null;
   // Letters and digits stand in JSON as they are: a line without them need not be parsed.
   const sure = (wanted.match(/[a-z0-9 ]+/g) ?? [""]).reduce((a, b) => (b.length > a.length ? b : a));

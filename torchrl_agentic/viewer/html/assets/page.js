@@ -9,9 +9,14 @@ function overview() {
   const only = shown.length < rows.length ? " that the filters let through" : "";
   const statuses = [...counts].filter(([, count]) => count).sort((a, b) => b[1] - a[1]);
   const slow = [...INDEX.times].sort((a, b) => b[1] - a[1]);
-  const parts = [make("h2", { tabindex: "-1", id: "title" }, "Overview")];
+  const asked = byId("search").value.trim();
+  const parts = [make("h2", { tabindex: "-1", id: "title" }, asked ? `Overview of ${asked}` : "Overview")];
   parts.push(make("p", {}, "A trajectory is one conversation in which a language model works on a task: in each turn it writes a message, which may call tools, and reads their results. ",
     `Of ${many(shown.length, "conversation")}${only}, ${failed.toLocaleString("en")} had calls that failed. Choose one in the list to see what happened in it.`));
+  if (INDEX.runs.length) parts.push(make("ul", { class: "runs" }, ...INDEX.runs.map((run, number) => make("li", {},
+    make("a", { href: addressOfRun(number) }, `Training run ${run.id || "without an id"}`), ` · ${counted(run.count, "trajectory")} of ${many(run.steps.length, "step")}`))));
+  if (INDEX.run_names.length > 1) parts.push(make("p", { class: "cut" },
+    `The dump mixes ${INDEX.run_names.length} runs; the figures below are of all that the list shows. The query run:ID shows one.`));
   if (!rows.length) parts.push(make("p", { class: "cut" }, "This dump has no readable trajectory."));
   if (INDEX.n_problems) parts.push(problems());
   parts.push(section("Scores", known.length ? histogram(known) : make("p", {}, "None of them has a score."),
@@ -73,8 +78,15 @@ function go(number, call = null) {
 /** Show what the address names. */
 function route() {
   clearTimeout(addressing);
-  const place = placeOf(location.hash), batch = batchOfAddress(location.hash);
-  if (batch !== null) showBatch(batch);
+  const place = placeOf(location.hash), batch = batchOfAddress(location.hash), query = queryOfAddress(location.hash);
+  const group = numberOfAddress(location.hash, "group", groups), run = numberOfAddress(location.hash, "run", INDEX.runs);
+  if (query !== null) {
+    byId("search").value = query;
+    home();
+    search();
+  } else if (batch !== null) showBatch(batch);
+  else if (group !== null) showGroup(group);
+  else if (run !== null) showRun(run);
   else if (place) show(place.number, place.call);
   else home();
 }
@@ -98,6 +110,11 @@ const KEYS = {
   k: () => move(-1),
   e: nextFailed,
   o: () => { home(); follow("#"); },
+  g: () => {
+    const group = rows[chosen]?.group ?? null;
+    if (group !== null) { showGroup(group); follow(addressOfGroup(group)); }
+  },
+  r: () => { if (INDEX.runs.length) { showRun(INDEX.runs.length - 1); follow(addressOfRun(INDEX.runs.length - 1)); } },
   t: () => { if (INDEX.batches.length) { showBatch(INDEX.batches.length - 1); follow(`#:batch-${INDEX.batches.length}`); } },
   "/": () => byId("search").focus(),
   "?": () => byId("help").showModal(),
@@ -144,6 +161,10 @@ addEventListener("hashchange", route);
 const sum = (name) => rows.reduce((total, row) => total + row[name], 0);
 byId("name").textContent = visible(INDEX.name);
 byId("totals").textContent = `${many(rows.length, "trajectory").replace("trajectorys", "trajectories")} · ${many(sum("calls"), "call")} · ${sum("errors").toLocaleString("en")} failed`;
+if (INDEX.runs.length) {
+  byId("to-run").hidden = false;
+  byId("to-run").href = addressOfRun(INDEX.runs.length - 1);
+}
 if (INDEX.batches.length) {
   byId("to-timeline").hidden = false;
   byId("to-timeline").href = `#:batch-${INDEX.batches.length}`;

@@ -30,7 +30,10 @@ function heading(row, body) {
   return make("div", { class: "heading" },
     make("h2", { tabindex: "-1", id: "title" }, body.trajectory || row.id || `Trajectory ${row.number + 1}`),
     make("p", { class: "near" }, near(-1, "← Previous"), near(1, "Next →")),
-    make("p", { class: "facts" }, `step ${row.step} · row ${body.row} · `, make("a", { href: addressOf(row.number), title: "link to this trajectory" }, row.id || `number ${row.number + 1}`)));
+    row.group === null ? null : make("p", {}, make("a", { href: addressOfGroup(row.group) }, `Compare the ${groups[row.group].rows.length} samples of this prompt`),
+      make("span", { class: "facts" }, row.advantage === null ? "" : ` · advantage ${signed(row.advantage)}`)),
+    make("p", { class: "facts" }, ...(INDEX.run_names.length > 1 ? [`run ${INDEX.run_names[row.run] || "without an id"} · `] : []),
+      make("a", { href: addressOfQuery(`step:${row.step}`), title: "all trajectories of this step" }, `step ${row.step}`), ` · row ${body.row} · `, make("a", { href: addressOf(row.number), title: "link to this trajectory" }, row.id || `number ${row.number + 1}`)));
 }
 
 function whatHappened(row, body) {
