@@ -11,7 +11,7 @@ import torch
 from fakes.token_server import STOP, TokenServer, answer_of
 from fakes.web import page, raw, stalling
 
-from torchrl_agentic.engines import HTTPEngine
+from torchrl_agentic.engines import EnginePressure, HTTPEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract
 from torchrl_agentic.tools.service import Patience
@@ -200,7 +200,9 @@ async def test_a_refused_request_is_a_value_error_with_the_text_of_the_server(ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_stream_that_breaks_off_keeps_what_it_has_and_can_be_resumed(kind):
+@pytest.mark.parametrize("end", [b"Content-Length: 9999\r\n\r\n", b"Connection: close\r\n\r\n"])
+@pytest.mark.parametrize("cut", [b"", b'data: {"choices": [{"tok', b"data: {}"[:-2]])
+async def test_a_stream_that_breaks_off_keeps_what_it_has_and_can_be_resumed(kind, end, cut):
     piece = response(kind, WHOLE[:3], [-1, -2, -3])
     piece["choices" if kind == "vllm" else "meta_info"] = (
         [{**piece["choices"][0], "finish_reason": None}]
@@ -208,8 +210,8 @@ async def test_a_stream_that_breaks_off_keeps_what_it_has_and_can_be_resumed(kin
         else {**piece["meta_info"], "finish_reason": None}
     )
     event = b"data: " + json.dumps(piece).encode() + b"\n\n"
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9999\r\n\r\n"
-    found, visits = await sample_from(kind, raw(head, event), None, stream=True)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + end
+    found, visits = await sample_from(kind, raw(head, event, cut), None, stream=True)
     assert (found.ids, found.log_probs, found.finish) == (WHOLE[:3], [-1, -2, -3], "aborted")
     assert visits == 1
 
@@ -384,6 +386,25 @@ async def test_no_more_requests_run_than_max_concurrent():
         await engine.close()
 
 
+async def test_requests_at_once_get_a_connection_each_which_later_ones_use_again():
+    size = 40  # more than one HTTP client takes
+    async with TokenServer("vllm") as server:
+        ours, all_came = server.acts[PATHS["vllm"]], asyncio.Event()
+
+        async def wait_for_all(visit):
+            if len(server.visits) == size:
+                all_came.set()
+            await all_came.wait()
+            await ours(visit)
+
+        server.acts[PATHS["vllm"]] = wait_for_all
+        engine = engine_of(server, max_concurrent=size)
+        for _ in range(2):
+            await asyncio.gather(*(engine.sample(PROMPT, max_tokens=32, key=str(n)) for n in range(size)))
+            assert server.connections == size
+        await engine.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -409,3 +430,56 @@ def test_answers_under_a_constraint_are_not_resumed():
     engine = HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer(), sampling={"regex": "a+"})
     assert not engine.can_resume
     assert HTTPEngine("http://x", kind="sglang", tokenizer=Tokenizer()).can_resume
+
+
+async def test_a_check_succeeds_if_the_server_is_healthy_and_says_why_not():
+    async with TokenServer("vllm") as server:
+        engine = engine_of(server)
+        await engine.check()
+        server.acts["/health"] = page(b"no", status="503 Service Unavailable")
+        with pytest.raises(InfrastructureError, match="health responded with 503"):
+            await engine.check()
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        await engine.check()
+
+
+METRICS = {
+    "sglang": b"sglang:token_usage 0.5\nsglang:num_queue_reqs 1\nsglang:num_running_reqs 2\n",
+    "vllm": b"vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_waiting 1\nvllm:num_requests_running 2\n",
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_pressure_is_that_of_the_metrics_of_the_server(kind):
+    async with TokenServer(kind) as server:
+        server.acts["/metrics"] = page(METRICS[kind], "text/plain")
+        engine = engine_of(server)
+        assert await engine.pressure() == EnginePressure(0.5, waiting=1, running=2, preempted=0)
+        await engine.close()
+        with pytest.raises(InfrastructureError, match="closed"):
+            await engine.pressure()
+
+
+@pytest.mark.asyncio
+async def test_a_server_without_metrics_has_no_known_pressure_and_one_line_says_so(caplog):
+    caplog.set_level("INFO")
+    async with TokenServer("sglang") as server:
+        engine = engine_of(server)
+        assert await engine.pressure() is None
+        server.acts["/metrics"] = page(b"process_cpu_seconds_total 3", "text/plain")
+        assert await engine.pressure() is None
+        assert caplog.text.count("says nothing about the KV cache") == 1
+        await engine.close()
+
+
+@pytest.mark.asyncio
+async def test_metrics_that_fail_are_an_infrastructure_error():
+    async with TokenServer("vllm") as server:
+        server.acts["/metrics"] = page(b"", "text/plain", "503 Service Unavailable")
+        engine = engine_of(server)
+        with pytest.raises(InfrastructureError, match="metrics responded with 503"):
+            await engine.pressure()
+    with pytest.raises(InfrastructureError, match="cannot be reached"):
+        await engine.pressure()
+    await engine.close()

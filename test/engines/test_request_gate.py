@@ -6,6 +6,7 @@ import pytest
 
 from torchrl_agentic.engines.request_gate import RequestGate, RequestInterrupted
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.testing import run_skipping
 
 
 async def settle():
@@ -129,3 +130,25 @@ async def test_a_cancelled_request_no_longer_counts():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await gate.drained(0)
+
+
+@pytest.mark.parametrize(("ends", "is_settled", "after"), [((2, 4, 6, 7), True, 7), ((2, 4), False, 9)])
+def test_it_settles_for_as_long_as_requests_end(ends, is_settled, after):
+    """Four requests, of which some end at these times; a window of 3 s without an end is too long."""
+
+    async def main():
+        gate, loop = RequestGate(), asyncio.get_running_loop()
+
+        async def request(end):
+            async with gate.request():
+                await asyncio.sleep(end)
+
+        tasks = [asyncio.create_task(request(end)) for end in (*ends, *[1000] * (4 - len(ends)))]
+        await settle()
+        assert await gate.settled(3) is is_settled
+        assert loop.time() == pytest.approx(after)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_skipping(main())

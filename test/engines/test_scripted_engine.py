@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from torchrl_agentic.engines import Sampled, ScriptedEngine
+from torchrl_agentic.engines.scripted_engine import MOST_KEYS, AnswerCursor
 from torchrl_agentic.testing import EngineContract, byte_tokenizer, run_skipping
 
 TOKENIZER = byte_tokenizer()
@@ -147,3 +148,16 @@ async def test_a_text_without_a_tokenizer_is_refused():
 def test_counts_below_one_are_refused(options: dict[str, int]):
     with pytest.raises(ValueError, match=next(iter(options))):
         ScriptedEngine([[]], **options)
+
+
+def test_the_places_of_trajectories_that_ended_long_ago_are_forgotten():
+    """A trajectory that is still asked for keeps its place, however many others come and go."""
+    cursor, asked = AnswerCursor(lambda key, turn, ids: [turn, 0]), MOST_KEYS + 10
+    for number in range(asked):
+        cursor.finish(str(number), cursor.find(str(number), [1]).turn)
+        cursor.find("alive", [1])
+        if number == 0:
+            cursor.finish("alive", 0)
+    assert cursor.find("alive", [1]).turn == 1
+    assert cursor.find(str(asked - 1), [1]).turn == 1
+    assert cursor.find("0", [1]).turn == 0

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import pytest
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
+from helpers.vllm_training import STEPS, train
 
+from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import VLLMEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract
@@ -68,6 +70,17 @@ async def test_log_probs_are_those_of_the_new_weights_after_an_update(actors):
     assert (after.version, gap(other, prompt, after) < 1e-3 < 0.05 < gap(MODEL, prompt, after)) == (1, True)
     await engine.update(MODEL)
     await engine.close()
+
+
+def test_after_each_optimizer_step_the_actors_sample_from_the_new_weights(actors):
+    engine = VLLMEngine(actors, tokenizer=TOKENIZER)
+    try:
+        found = train(engine)
+        _, *control = train(engine, is_synced=False)
+    finally:
+        event_loop.run(engine.close())
+    assert [gaps.largest < 1e-4 for gaps in found] == [True] * (STEPS + 1)
+    assert [gaps.largest > 0.1 for gaps in control] == [True] * STEPS
 
 
 def test_requests_cannot_be_kept_over_an_update(actors):

@@ -388,3 +388,32 @@ async def test_a_dead_engine_is_an_infrastructure_error(llm):
     with pytest.raises(InfrastructureError):
         await engine.update(None)
     await engine.close()
+
+
+@on_loop
+async def test_the_pressure_follows_the_requests_that_run(first):
+    before = await first.pressure()  # of the last step, in which requests of other tests may have run
+    started, release = asyncio.Event(), asyncio.Event()
+    seen = []
+
+    async def watch():
+        await started.wait()
+        while not release.is_set():
+            seen.append(await first.pressure())
+            await asyncio.sleep(0.001)
+
+    watching = asyncio.create_task(watch())
+    tasks = [
+        asyncio.create_task(
+            first.sample(PROMPTS[n], max_tokens=64, key=f"pressure/{n}", on_ids=lambda _: started.set())
+        )
+        for n in range(4)
+    ]
+    await asyncio.gather(*tasks)
+    release.set()
+    await watching
+    assert max(each.running for each in seen) >= 2
+    assert 0 < max(each.kv_use for each in seen) < 1
+    assert all(each.preempted == before.preempted for each in seen)
+    again = VLLMEngine(first.llm, tokenizer=TOKENIZER)
+    assert await again.pressure() == await first.pressure(), "engines over one AsyncLLM share its statistics"

@@ -12,7 +12,9 @@ from typing import ClassVar
 import httpx
 import pytest
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
+from helpers.vllm_training import STEPS, run_program, train
 
+from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import HTTPEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract
@@ -116,24 +118,46 @@ async def test_log_probs_are_those_of_the_new_weights_after_an_update(server):
 
 async def test_aborted_streams_keep_their_ids_with_the_log_probs_of_the_old_weights(server, tmp_path):
     other_weights().save_pretrained(tmp_path)  # beforehand, because the answers take but a few seconds
-    engine, began = engine_of(server[0], temperature=1.0, sampling={"min_tokens": 800}), asyncio.Event()
+    prompts = PROMPTS * 4  # more than the server works on at once, so that some run when the update comes
+    engine, began = (
+        engine_of(server[0], temperature=1.0, max_concurrent=len(prompts), sampling={"min_tokens": 800}),
+        asyncio.Event(),
+    )
     tasks = [
         asyncio.create_task(
             engine.sample(prompt, max_tokens=800, key=str(number), on_ids=lambda _: began.set())
         )
-        for number, prompt in enumerate(PROMPTS)
+        for number, prompt in enumerate(prompts)
     ]
     await began.wait()
     await engine.update(tmp_path)
     found = await asyncio.gather(*tasks)
-    assert {(one.finish, one.version) for one in found} == {("aborted", 0)}
-    assert any(one.ids for one in found)
-    for prompt, one in zip(PROMPTS, found, strict=True):
-        assert len(one.ids) < 800
+    aborted = [one for one in found if one.finish == "aborted"]
+    assert {one.version for one in found} == {0}
+    assert any(one.ids for one in aborted)
+    assert all(len(one.ids) < 800 for one in aborted)
+    for prompt, one in zip(prompts, found, strict=True):
         if one.ids:
             assert gap(MODEL, prompt, one) < 1e-3
     await engine.update(MODEL)
     await engine.close()
+
+
+@pytest.mark.filterwarnings("default")  # PyTorch warns of itself
+def test_after_each_optimizer_step_the_server_samples_from_the_new_weights(server, tmp_path):
+    engine = engine_of(server[0], temperature=1.0, weights_parent=tmp_path)
+    try:
+        found = train(engine)
+        _, *control = train(engine, is_synced=False)
+    finally:
+        event_loop.run(engine.close())
+    assert [gaps.largest < 1e-4 for gaps in found] == [True] * (STEPS + 1)
+    assert [gaps.largest > 0.1 for gaps in control] == [True] * STEPS
+
+
+def test_the_program_of_the_page_trains_over_a_server(server, tmp_path):
+    lines = run_program("A server", tmp_path, "http://127.0.0.1:8000", server[0])
+    assert [line.split()[1] for line in lines] == ["1", "2"]
 
 
 async def test_a_server_that_ends_is_an_infrastructure_error(server):

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 
-from torchrl_agentic.engines.weights import check_fits, checkpoint_shapes, named_tensors, weights_folder
+from torchrl_agentic.engines.weights import (
+    check_fits,
+    checkpoint_shapes,
+    kept_weights,
+    named_tensors,
+    weights_folder,
+)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -27,6 +33,27 @@ FORMS = {
     "pairs": lambda module: module.named_parameters(),
     "TensorDict": lambda module: TensorDict.from_module(module).data,
 }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kept_weights_stay_as_they_were_while_the_model_changes(form):
+    module = Tied()
+    before = module.lm_head.weight.detach().clone()
+    given = FORMS[form](module)
+    kept = kept_weights(list(given) if form == "pairs" else given)
+    with torch.no_grad():
+        module.lm_head.weight.zero_()
+    assert torch.equal(named_tensors(kept)[EMBEDDING], before)
+
+
+def test_weights_that_are_no_tensors_are_kept_as_they_are(tmp_path):
+    for weights in (
+        None,
+        tmp_path,
+        str(tmp_path),
+        test_kept_weights_stay_as_they_were_while_the_model_changes,
+    ):
+        assert kept_weights(weights) is weights
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,6 +12,18 @@ Finish: TypeAlias = Literal["stop", "length", "aborted"]
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
 
 
+class EngineUnusable(RuntimeError):
+    """An engine refuses every request: a wrong key, an unknown model, no credit left.
+
+    No retry helps, so a collector ends with it instead of replacing trajectories; the message names what to
+    check.
+    """
+
+
+class ContextExceeded(ValueError):
+    """A conversation is longer than the model takes; raised by `ChatEngine.chat`, it ends a trajectory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Tokens that an engine sampled for one request.
@@ -30,16 +42,35 @@ class Sampled:
     version: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EnginePressure:
+    """How full an engine is, as it reports itself.
+
+    Attributes:
+        kv_use: Share of the KV cache that running requests hold, 0 to 1; what could be evicted is free.
+        waiting: Number of requests that wait in the engine.
+        running: Number of requests that the engine works on.
+        preempted: Number of times since its start that a running request lost its place in the KV cache.
+    """
+
+    kv_use: float
+    waiting: int
+    running: int
+    preempted: int
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Samples from token ids: vLLM, SGLang, transformers, a TorchRL policy. `EngineContract` tests one.
 
     Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
 
-    Three attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
+    Four attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
     together. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
     then wait for running requests. `takes_media`: True if `sample` takes `media=`, a mapping from "image" and
     "video" to lists in the order of their placeholders, which is passed if the conversation holds any.
+    `pressure`: a coroutine method without arguments that returns an `EnginePressure`, or None if the engine
+    cannot report it; `max_in_flight="auto"` follows it. It may raise InfrastructureError.
 
     Attributes:
         version: Policy version: number of weight updates so far.
@@ -91,7 +122,8 @@ class Engine(Protocol):
 class ChatEngine(Protocol):
     """Answers messages with a message: a model behind an API, a recorded conversation.
 
-    Trajectories over it have no tokens, so that no loss can use them.
+    Trajectories over it have no tokens, so that no loss can use them. Many coroutines call `chat` at the same
+    time; a cancelled `chat` ends its request. `ChatEngineContract` tests one.
 
     Attributes:
         version: Policy version: number of weight updates so far.
@@ -119,6 +151,9 @@ class ChatEngine(Protocol):
 
         Raises:
             InfrastructureError: If the engine is lost or overloaded; the request may be made again.
+            ContextExceeded: If the conversation is too long, which ends the trajectory as truncated.
+            EngineUnusable: If the engine refuses every request, which ends the collector.
+            ValueError: If the engine cannot take the messages.
         """
         ...
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import httpx
 
-from torchrl_agentic.engines.base import Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.server_metrics import pressure_of, read_metrics
 from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 from torchrl_agentic.messages import JSON
@@ -30,12 +32,16 @@ from torchrl_agentic.tools.service import BUSY, Patience, ServiceError, pause_s,
 
 __all__ = ["HTTPEngine"]
 
+logger = logging.getLogger(__name__)
+
 Kind: TypeAlias = Literal["vllm", "sglang"]
 UpdateWeights: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _FORBID = -100.0
 _SHOWN = 300
+_REQUESTS_PER_CLIENT = 16
 _LATE = 408
+_CHECK_S = 10.0
 _FINISHES: Mapping[str, Finish] = {
     "stop": "stop",
     "length": "length",
@@ -124,7 +130,7 @@ class HTTPEngine:
         self.max_concurrent = int(max_concurrent)
         self.context_length = context_length
         self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
-        self._url = url.rstrip("/")
+        self._url, self._kind = url.rstrip("/"), kind
         self._vocab_size: int = vocab_size or len(tokenizer)
         self._log_probs = log_probs
         base: dict[str, JSON] = {
@@ -141,16 +147,17 @@ class HTTPEngine:
         self._timeout, self._patience = timeout, patience or Patience()
         self._update_weights, self._weights_parent = update_weights, weights_parent
         authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._client = httpx.AsyncClient(
+        self._clients = _Clients(
             headers={**authorization, **(headers or {})},
             timeout=httpx.Timeout(timeout, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=self.max_concurrent),
+            verify=httpx.create_ssl_context(trust_env=False),
             trust_env=False,
         )
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
         self._failure: str | None = None
+        self._has_missed_metrics = False
 
     async def sample(
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
@@ -206,10 +213,54 @@ class HTTPEngine:
         """
         return await self._gate.complete(self._update(weights))
 
+    async def check(self) -> None:
+        """Check that the server answers that it is healthy; an `EnginePool` does so before it comes back.
+
+        Raises:
+            InfrastructureError: If it does not.
+        """
+        response = await self._get("/health")
+        if response.status_code >= 300:
+            raise InfrastructureError(f"{self._url}/health responded with {response.status_code}")
+
+    async def pressure(self) -> EnginePressure | None:
+        """Return how full the server is by its `/metrics`; None if these do not say it.
+
+        vLLM has them unless it was started with `--disable-log-stats`, SGLang with `--enable-metrics`.
+
+        Raises:
+            InfrastructureError: If the server cannot be reached or fails, or the engine is closed.
+        """
+        self._gate.check_open()
+        response = await self._get("/metrics")
+        if response.status_code >= 500 or response.status_code in BUSY:
+            raise InfrastructureError(f"{self._url}/metrics responded with {response.status_code}")
+        metrics = read_metrics(response.text) if response.status_code < 300 else {}
+        found = pressure_of(metrics, self._kind)
+        if found is None and not self._has_missed_metrics:
+            self._has_missed_metrics = True
+            logger.info(
+                "%s/metrics (status %d) says nothing about the KV cache, so that no request is held back for "
+                "it; vLLM has metrics without --disable-log-stats, SGLang with --enable-metrics",
+                self._url,
+                response.status_code,
+            )
+        return found
+
+    async def _get(self, path: str) -> httpx.Response:
+        """Return the response of the server to a quick question about itself."""
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                with self._clients.lent() as client:
+                    return await client.get(self._url + path)
+        except (TimeoutError, httpx.TransportError) as error:
+            what = str(error) or type(error).__name__
+            raise InfrastructureError(f"{self._url} cannot be reached: {what}") from error
+
     async def close(self) -> None:
         """End all requests with InfrastructureError, and close the connections."""
         await self._gate.close()
-        await self._client.aclose()
+        await self._clients.aclose()
 
     async def _update(self, weights: Any) -> int:
         async with contextlib.AsyncExitStack() as stack:
@@ -228,7 +279,7 @@ class HTTPEngine:
                     await self._gate.drained()
                 await self._command(self._wire.pause)
                 try:
-                    if not await self._gate.drained(SETTLE_S):
+                    if not await self._gate.settled(SETTLE_S):
                         await self._gate.interrupt()
                     await self._load(self._command(self._wire.load(str(folder))))
                 finally:
@@ -375,13 +426,12 @@ class HTTPEngine:
     ) -> AsyncGenerator[httpx.Response]:
         """Post JSON, and yield a response that is no error."""
         try:
-            async with self._client.stream(
-                "POST", self._url + path, json=payload, headers=headers
-            ) as response:
-                if response.status_code >= 300:
-                    text = (await response.aread()).decode("utf-8", "replace")[:_SHOWN]
-                    self._raise_for(path, response, text)
-                yield response
+            with self._clients.lent() as client:
+                async with client.stream("POST", self._url + path, json=payload, headers=headers) as response:
+                    if response.status_code >= 300:
+                        text = (await response.aread()).decode("utf-8", "replace")[:_SHOWN]
+                        self._raise_for(path, response, text)
+                    yield response
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
             raise ServiceError(
@@ -403,6 +453,40 @@ class HTTPEngine:
         if isinstance(code, int) and 400 <= code < 500 and code not in BUSY:
             raise ValueError(what)
         raise ServiceError(what, "server", is_transient=True)
+
+
+class _Clients:
+    """HTTP clients of which each runs a few requests at once, as many as are needed.
+
+    A request costs httpx a time in proportion to the number of connections of its client.
+
+    Args:
+        options: Arguments of `httpx.AsyncClient`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._all: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []  # each as often as it may run further requests
+
+    @contextlib.contextmanager
+    def lent(self) -> Generator[httpx.AsyncClient]:
+        """Lend a client for one request; the latest that was returned, whose connections are warm."""
+        if not self._free:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=_REQUESTS_PER_CLIENT)
+            client = httpx.AsyncClient(limits=limits, **self._options)
+            self._all.append(client)
+            self._free += [client] * _REQUESTS_PER_CLIENT
+        client = self._free.pop()
+        try:
+            yield client
+        finally:
+            self._free.append(client)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for client in self._all:
+            await client.aclose()
 
 
 @dataclass(slots=True)
@@ -444,7 +528,12 @@ async def _events(response: httpx.Response) -> AsyncGenerator[Any]:
             continue
         if value.strip() == "[DONE]":
             return
-        yield _json(value.encode())
+        try:
+            event = read_json(value)
+        except ValueError:  # a proxy may end a stream in the middle of an event without an error
+            what = f"the server sent no JSON: {value[:_SHOWN]!r}"
+            raise ServiceError(what, "stream", is_transient=True) from None
+        yield event
 
 
 class _Wire(ABC):

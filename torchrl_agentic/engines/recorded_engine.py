@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchrl_agentic.engines.base import ChatEngine
+from torchrl_agentic.engines.request_checks import closed_error
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
 
@@ -29,6 +30,7 @@ class RecordedEngine(ChatEngine):
         self.max_concurrent = max_concurrent
         self._answers = answers
         self._turns: dict[str, int] = {}
+        self._is_closed = False
 
     async def chat(
         self,
@@ -47,8 +49,11 @@ class RecordedEngine(ChatEngine):
             key: Name of the trajectory.
 
         Raises:
+            InfrastructureError: If the engine is closed.
             ValueError: If there is no such record, or no message is left in it.
         """
+        if self._is_closed:
+            raise closed_error(self)
         name = key
         while name not in self._answers and "/" in name:
             name = name.rpartition("/")[0]
@@ -73,4 +78,5 @@ class RecordedEngine(ChatEngine):
         return self.version
 
     async def close(self) -> None:
-        """Do nothing: no request waits."""
+        """Answer no further requests."""
+        self._is_closed = True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
 
 SETTLE_S = 2.0
-"""How long answers of a paused server may take to arrive, in seconds."""
+"""How long the next answer of a paused server may take to arrive, in seconds."""
 CLOSED = "the engine is closed"
 
 
@@ -75,16 +75,9 @@ class RequestGate:
         if self.is_closed:
             raise InfrastructureError(CLOSED)
 
-    @contextlib.asynccontextmanager
-    async def closed_for_update(self) -> AsyncGenerator[None]:
+    def closed_for_update(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold new requests back in this context; one update at a time."""
-        async with self._lock:
-            self.check_open()
-            self._open.clear()
-            try:
-                yield
-            finally:
-                self._open.set()
+        return _Update(self._lock, self._open, self.check_open)
 
     async def complete(self, update: Coroutine[Any, Any, int]) -> int:
         """Run an update, to its end even if the caller is cancelled, and return its result.
@@ -113,6 +106,22 @@ class RequestGate:
             return False
         return True
 
+    async def settled(self, patience_s: float) -> bool:
+        """Wait until no request runs, for as long as requests end.
+
+        Args:
+            patience_s: Seconds to wait for the next request to end.
+
+        Returns:
+            False if requests run of which none ended in this time.
+        """
+        while True:
+            before = len(self._running)
+            if await self.drained(patience_s):
+                return True
+            if len(self._running) >= before:
+                return False
+
     async def interrupt(self) -> None:
         """End all requests that run, and wait for their end."""
         _end(self._running)
@@ -124,6 +133,26 @@ class RequestGate:
         _end(self._running | self._waiting)
         await asyncio.gather(*self._updates, return_exceptions=True)
         await self._idle.wait()
+
+
+class _Update(contextlib.AbstractAsyncContextManager[None]):
+    """Closes a gate; no generator, since a loop that ends may destroy it in the middle."""
+
+    def __init__(self, lock: asyncio.Lock, gate: asyncio.Event, check: Callable[[], None]) -> None:
+        self._lock, self._gate, self._check = lock, gate, check
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            self._check()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._gate.clear()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.set()
+        self._lock.release()
 
 
 def _end(scopes: set[asyncio.Timeout]) -> None:

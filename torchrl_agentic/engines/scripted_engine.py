@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -32,6 +33,10 @@ class Place:
     done: int = 0
 
 
+MOST_KEYS = 65_536
+"""Number of trajectories whose places in their answers are kept; the one asked for last stays longest."""
+
+
 class AnswerCursor:
     """Finds the answer that a request asks for, by its key and its prompt.
 
@@ -45,8 +50,8 @@ class AnswerCursor:
 
     def __init__(self, answers: Callable[[str, int, Sequence[int]], Sequence[int]]) -> None:
         self._answers = answers
-        self._turns: dict[str, int] = {}
-        self._open: dict[str, tuple[int, Sequence[int]]] = {}
+        # By trajectory: its turn, and the answer that was begun in it, with the length of its prompt.
+        self._known: OrderedDict[str, tuple[int, Sequence[int] | None, int]] = OrderedDict()
 
     def find(self, key: str, ids: Sequence[int]) -> Place:
         """Return the answer to a prompt, in time O(length of the answer).
@@ -55,15 +60,15 @@ class AnswerCursor:
             key: Name of the trajectory.
             ids: Token ids of the prompt, [P].
         """
-        turn = self._turns.get(key, 0)
-        if key in self._open:
-            start, answer = self._open[key]
-            done = len(ids) - start
-            if 0 <= done < len(answer) and list(ids[start:]) == list(answer[:done]):
-                return Place(turn, answer, done)
-        answer = self._answers(key, turn, ids)
-        self._open[key] = (len(ids), answer)
-        return Place(turn, answer)
+        turn, answer, start = self._known.get(key, (0, None, 0))
+        done = len(ids) - start
+        if answer is None or not 0 <= done < len(answer) or list(ids[start:]) != list(answer[:done]):
+            answer, start, done = self._answers(key, turn, ids), len(ids), 0
+        self._known[key] = turn, answer, start
+        self._known.move_to_end(key)
+        if len(self._known) > MOST_KEYS:
+            self._known.popitem(last=False)
+        return Place(turn, answer, done)
 
     def finish(self, key: str, turn: int) -> None:
         """Count an answer: the next request with this key asks for the next one.
@@ -72,9 +77,8 @@ class AnswerCursor:
             key: Name of the trajectory.
             turn: The number of the answer, as `find` returned it.
         """
-        if self._turns.get(key, 0) == turn:
-            self._turns[key] = turn + 1
-            self._open.pop(key, None)
+        if self._known.get(key, (0, None, 0))[0] == turn:
+            self._known[key] = turn + 1, None, 0
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torchrl_agentic.engines.base import Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.weights import (
     Weights,
@@ -199,10 +199,12 @@ class VLLMEngine:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model)
-        args = {"enable_log_requests": False, "disable_log_stats": True, **(engine_args or {})}
+        args = {"enable_log_requests": False, **(engine_args or {})}
         llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **args))
         try:
             made = cls(llm, tokenizer=tokenizer, **options)
+            if "disable_log_stats" not in args:
+                made._server.mute()
         except BaseException:
             llm.shutdown()
             raise
@@ -268,6 +270,14 @@ class VLLMEngine:
         """
         return await self._gate.complete(self._update(weights))
 
+    async def pressure(self) -> EnginePressure | None:
+        """Return how full vLLM was in its last step.
+
+        Returns:
+            None without its statistics, with `disable_log_stats` or `AsyncVLLM`.
+        """
+        return self._server.pressure()
+
     async def close(self) -> None:
         """End all requests with InfrastructureError, and vLLM if `from_model` started it."""
         await self._gate.close()
@@ -288,7 +298,7 @@ class VLLMEngine:
                 await self._gate.drained()
             await self._server.pause("keep" if self._on_update == "keep" else "abort")
             try:
-                if not self._server.has_labels and not await self._gate.drained(SETTLE_S):
+                if not self._server.has_labels and not await self._gate.settled(SETTLE_S):
                     await self._gate.interrupt()  # they arrived too late to be aborted
                 if weights is not None:
                     await self._load(weights, folder)
@@ -374,6 +384,13 @@ class _Server(ABC):
     def check_loop(self) -> None:
         """Raise RuntimeError if the engine is in use on another event loop."""
 
+    def pressure(self) -> EnginePressure | None:
+        """Return how full the engine is; None if it is unknown."""
+        return None
+
+    def mute(self) -> None:  # noqa: B027
+        """Collect no other statistics than those of `pressure`."""
+
 
 class _InProcess(_Server):
     """An `AsyncLLM` in this process."""
@@ -389,6 +406,14 @@ class _InProcess(_Server):
         self.vocab_size = config.model_config.get_vocab_size()
         self.model = config.model_config.model
         self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
+        self._stats = _stats_of(engine)
+
+    def pressure(self) -> EnginePressure | None:
+        return None if self._stats is None else self._stats.pressure()
+
+    def mute(self) -> None:
+        if self._stats is not None:
+            self.engine.logger_manager.stat_loggers[:] = [self._stats]
 
     def check_loop(self) -> None:
         handler = self.engine.output_handler
@@ -435,6 +460,74 @@ class _InProcess(_Server):
         if self.engine.output_handler is not None:
             self.engine.output_handler.cancel()  # it would take the end of vLLM for a crash
         await asyncio.to_thread(self.engine.shutdown, _SHUTDOWN_S)
+
+
+class _Stats:
+    """A logger of vLLM's statistics that keeps the last ones of each replica.
+
+    vLLM calls it on its event loop, after each step. It has the methods of `AggregateStatLoggerBase`.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, Any] = {}  # SchedulerStats by replica
+        self._preempted = 0
+
+    def pressure(self) -> EnginePressure:
+        """Return how full vLLM is; the replica counts whose KV cache is the fullest."""
+        last = self._last.values()
+        return EnginePressure(
+            max((each.kv_cache_usage for each in last), default=0.0),
+            sum(each.num_waiting_reqs + each.num_skipped_waiting_reqs for each in last),
+            sum(each.num_running_reqs for each in last),
+            self._preempted,
+        )
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """Keep the statistics of a step.
+
+        Args:
+            scheduler_stats: Those of the scheduler, or None.
+            iteration_stats: Those of the requests, or None.
+            mm_cache_stats: Ignored.
+            engine_idx: Number of the replica.
+        """
+        del mm_cache_stats
+        if scheduler_stats is not None:
+            self._last[engine_idx] = scheduler_stats
+        if iteration_stats is not None:
+            self._preempted += iteration_stats.num_preempted_reqs
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """Ignore that vLLM sleeps.
+
+        Args:
+            sleep: Ignored.
+            level: Ignored.
+        """
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Ignore a request that vLLM rejects."""
+
+    def log(self) -> None:
+        """Log nothing."""
+
+    def log_engine_initialized(self) -> None:
+        """Log nothing."""
+
+
+def _stats_of(engine: Any) -> _Stats | None:
+    """Return the statistics of an `AsyncLLM`, which may serve several engines; None if it has none."""
+    manager = getattr(engine, "logger_manager", None)
+    if manager is None:
+        return None
+    for logger in manager.stat_loggers:
+        if isinstance(logger, _Stats):
+            return logger
+    stats = _Stats()
+    manager.stat_loggers.append(stats)
+    return stats
 
 
 class _Actors(_Server):

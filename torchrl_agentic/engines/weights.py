@@ -59,6 +59,28 @@ def named_tensors(weights: Weights) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in pairs if ".rotary_emb." not in name}  # computed, never loaded
 
 
+def kept_weights(weights: Any) -> Any:
+    """Return weights that no optimizer changes: tensors as a copy in the memory of the CPU.
+
+    Args:
+        weights: A module, a TensorDict, a mapping, or pairs of a name and a tensor, which are copied; or a
+            folder, function or other object, which is returned as it is.
+    """
+    import torch
+
+    if isinstance(weights, torch.nn.Module):
+        return kept_weights(weights.state_dict())
+    if isinstance(weights, torch.Tensor):
+        return weights.detach().to("cpu", copy=True)
+    if hasattr(weights, "flatten_keys"):  # a TensorDict
+        return weights.detach().to("cpu").clone()
+    if isinstance(weights, Mapping):
+        return {name: kept_weights(value) for name, value in weights.items()}
+    if isinstance(weights, list | tuple):
+        return type(weights)(kept_weights(value) for value in weights)
+    return weights
+
+
 @contextmanager
 def weights_folder(
     weights: Weights | str | Path, *, is_tied: bool = False, parent: str | Path | None = None
