@@ -46,6 +46,6 @@ def test_ctrl_c_closes_what_is_open():
 
 
 def test_programs_that_end_or_forget_their_collectors_close_what_is_open():
-    lines = ended("leaves_async", "ends_meanwhile", "garbage", "forked", "leaves")
-    assert lines.count("left") == 5
+    lines = ended("leaves_async", *["ends_meanwhile"] * 10, "garbage", "forked", "leaves")
+    assert lines.count("left") == 14
     assert "child 7" in lines

@@ -49,3 +49,23 @@ def test_a_trajectory_that_fills_the_context_of_the_engine_is_truncated(engine: 
     assert trajectory.ledger is not None
     assert (trajectory.reason, trajectory.truncated) == ("max_trajectory_tokens", True)
     assert trajectory.n_calls > 0
+
+
+@tool
+def noise() -> str:
+    """Return a mebibyte."""
+    return "x" * 2**20
+
+
+def test_a_result_that_can_never_fit_is_not_encoded_as_a_whole():
+    call = '<tool_call>\n{"name": "noise", "arguments": {}}\n</tool_call>'
+    engine = ScriptedEngine(lambda key, turn, prompt: call, TOKENIZER, context_length=512)
+    task = Task("pens", [{"role": "user", "content": QUESTION}])
+    with AgentCollector(ToolCompose([noise]), engine=engine, tokenizer=TOKENIZER, tasks=[task]) as collector:
+        ((trajectory,),) = collector.trajectories()
+    assert (trajectory.reason, trajectory.truncated) == ("max_trajectory_tokens", True)
+    assert trajectory.ledger is not None
+    assert 512 < len(trajectory.ledger) < 2**16
+    assert trajectory.turns[0].outcome.results[0].text == "x" * 2**20
+    assert trajectory.messages[-1].text == "x" * len(trajectory.messages[-1].text)
+    assert trajectory.token_drift == 0

@@ -6,12 +6,13 @@ import json
 import pytest
 
 from torchrl_agentic import Effects, ToolCompose, tool
-from torchrl_agentic.collectors import Task
+from torchrl_agentic.collectors import AgentCollector, Task
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.early_calls import Detokenizer
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.engines import Sampled
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import byte_tokenizer, load_tiny
 
 TASK = Task("t", [{"role": "user", "content": "go"}])
@@ -119,6 +120,20 @@ async def test_a_call_starts_while_the_model_still_writes(tokenizer):
     assert "<|im_end|>" not in trajectory.messages[2].text
 
 
+async def test_the_statistics_of_a_collector_count_them(tokenizer):
+    calls = Calls()
+    text = call("look", page=1) + call("write", page=2) + call("look", page=3)
+    engine = Dictated(tokenizer, [text, " "], ["Done."])
+    engine.go_on.set()
+    compose = ToolCompose(calls.tools())
+    async with AgentCollector(
+        compose, engine=engine, tokenizer=tokenizer, tasks=[TASK], speculate=True
+    ) as collector:
+        async for _ in collector:
+            pass
+    assert collector.stats.snapshot()["events"] == {"early": 2}
+
+
 async def test_results_keep_the_order_of_the_calls_and_each_runs_once(tokenizer):
     calls = Calls()
     text = call("write", page=1) + call("look", page=2) + call("write", page=3) + call("look", page=4)
@@ -213,6 +228,30 @@ async def test_an_early_call_ends_with_its_trajectory(tokenizer):
     with pytest.raises(asyncio.CancelledError):
         await running
     await asyncio.wait_for(ended.wait(), PATIENCE_S)
+
+
+class LostOnce(Dictated):
+    """An engine that is lost at the end of its first answer, and gives the same one again."""
+
+    is_lost = False
+
+    async def sample(self, ids, *, max_tokens, key, on_ids=None):
+        found = await super().sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+        if not self.is_lost:
+            self.is_lost = True
+            raise InfrastructureError("gone")
+        return found
+
+
+async def test_an_answer_that_is_lost_and_made_again_runs_no_call_twice(tokenizer):
+    calls, answer = Calls(), [call("look", page=1), " "]
+    engine = LostOnce(tokenizer, answer, answer, ["Done."])
+    engine.go_on.set()
+    agent = Agent(ToolCompose(calls.tools()), tokenizer, max_turns=4)
+    requests = Requests(engine, backoff_s=0.001)
+    trajectory = await TrajectoryRun(agent, requests, TASK, name="t", speculate=True).run()
+    assert calls.ran == [("look", 1)]
+    assert [len(turn.outcome.results) for turn in trajectory.turns] == [1, 0]
 
 
 @pytest.mark.parametrize("text", ["héllo 日本語 🙂 done", "a\n\n  b", ""])

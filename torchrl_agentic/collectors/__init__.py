@@ -9,19 +9,55 @@ from torchrl_agentic.errors import load_lazily
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.agent_collector import AgentCollector
     from torchrl_agentic.collectors.batching import group_advantage
+    from torchrl_agentic.collectors.branching import Branching, BranchPoint
+    from torchrl_agentic.collectors.failures import FailedTask
+    from torchrl_agentic.collectors.fork import Fork
+    from torchrl_agentic.collectors.ray_workers import RayWorkers
     from torchrl_agentic.collectors.rollout_loop import CollectorError
+    from torchrl_agentic.collectors.score import Score, Scorer
     from torchrl_agentic.collectors.stats import CollectorStats
     from torchrl_agentic.collectors.task import Task, Trajectory
+    from torchrl_agentic.collectors.task_stream import Curriculum, Progress, TaskStream
+    from torchrl_agentic.collectors.tree_advantages import tree_advantage, tree_values
+    from torchrl_agentic.collectors.workers import Workers
 
-__all__ = ["AgentCollector", "CollectorError", "CollectorStats", "Task", "Trajectory", "group_advantage"]
+__all__ = [
+    "AgentCollector",
+    "BranchPoint",
+    "Branching",
+    "CollectorError",
+    "CollectorStats",
+    "Curriculum",
+    "FailedTask",
+    "Fork",
+    "Progress",
+    "RayWorkers",
+    "Score",
+    "Scorer",
+    "Task",
+    "TaskStream",
+    "Trajectory",
+    "Workers",
+    "group_advantage",
+    "tree_advantage",
+    "tree_values",
+]
 
 __getattr__ = load_lazily(
     __name__,
     {
         "agent_collector": ("AgentCollector",),
         "batching": ("group_advantage",),
+        "branching": ("BranchPoint", "Branching"),
+        "failures": ("FailedTask",),
+        "ray_workers": ("RayWorkers",),
+        "fork": ("Fork",),
         "rollout_loop": ("CollectorError",),
+        "score": ("Score", "Scorer"),
         "stats": ("CollectorStats",),
         "task": ("Task", "Trajectory"),
+        "task_stream": ("Curriculum", "Progress", "TaskStream"),
+        "workers": ("Workers",),
+        "tree_advantages": ("tree_advantage", "tree_values"),
     },
 )

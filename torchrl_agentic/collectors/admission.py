@@ -79,7 +79,7 @@ class Admission:
         self._versions: dict[int, int] = {}
         """Version at which each group began that has not left, by number."""
         self._sizes: Counter[int] = Counter()
-        """Number of these groups by version. Groups begin at the latest version, so the keys ascend."""
+        """Number of these groups by version."""
         self._finished: list[tuple[int, int]] = []
         """(version, number) of each of these groups that is finished, sorted: the oldest is first."""
         self._is_ended = False
@@ -118,6 +118,26 @@ class Admission:
         number = self.begun
         self.begun += 1
         self._enter(number)
+        return number
+
+    def restore(self, version: int) -> int:
+        """Enter a group that began in an earlier process, whatever `can_begin` says.
+
+        Args:
+            version: Policy version at which it began, at most the current one.
+
+        Returns:
+            Number of the group, as `begin` counts them.
+
+        Raises:
+            ValueError: If `version` is above the current one, or negative.
+        """
+        check_count("version", version, optional=False, least=0)
+        if version > self.version:
+            raise ValueError(f"a group that began has at most the version {self.version}; got {version}")
+        number = self.begun
+        self.begun += 1
+        self._enter(number, version)
         return number
 
     def finish(self, number: int) -> None:
@@ -251,9 +271,10 @@ class Admission:
                 return False
         return True
 
-    def _enter(self, number: int) -> None:
-        self._versions[number] = self.version
-        self._sizes[self.version] += 1
+    def _enter(self, number: int, version: int | None = None) -> None:
+        version = self.version if version is None else int(version)
+        self._versions[number] = version
+        self._sizes[version] += 1
 
     def _remove(self, number: int) -> None:
         """Remove a group that has not left."""

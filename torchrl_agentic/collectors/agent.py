@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.interactions.base import Interaction
@@ -23,7 +22,6 @@ from torchrl_agentic.transforms import (
     UserSimulator,
 )
 from torchrl_agentic.transforms.pipeline import leaves
-from torchrl_agentic.transforms.rewards import COLUMNS
 from torchrl_agentic.transforms.tool_list import parser_for
 from torchrl_agentic.transforms.user_simulator import check_order
 
@@ -157,32 +155,11 @@ class Agent:
         given: dict[str, Any] = {"tools": self.compose.tools, "tool_role": self.tool_role, **options}
         return ChatEncoder(tokenizer, **given)
 
-    def truth(self, task: Task) -> Any:
-        """Return the right answer of a task: its `answer`, or else the first known column of its data."""
-        if task.answer is not None:
-            return task.answer
-        return next((value for name in COLUMNS if (value := lookup(task.data, name)) is not None), None)
-
     async def close(self) -> None:
         """Close the sessions of all trajectories; tools and interactions stay set up."""
         await self.dispatcher.close_sessions()
         if self.users is not None:
             await self.users.dispatcher.close_sessions()
-
-
-def lookup(data: Mapping[str, Any], name: Any) -> Any:
-    """Return a column of a data set; None if it is missing.
-
-    Args:
-        data: The columns.
-        name: Name of a column, or a tuple that leads into nested mappings.
-    """
-    found: Any = data
-    for key in (name,) if isinstance(name, str) else name:
-        if not isinstance(found, Mapping):
-            return None
-        found = cast("Mapping[str, Any]", found).get(key)
-    return found
 
 
 def _of(items: list[Any], kind: type[T]) -> Iterator[T]:

@@ -10,11 +10,12 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
-import inspect
 import itertools
 import logging
 import os
+import threading
 import time
+import uuid
 import warnings
 import weakref
 from collections.abc import (
@@ -37,24 +38,33 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.batching import collector_batch
+from torchrl_agentic.collectors.branching import Branching, check_branches
 from torchrl_agentic.collectors.capacity import Capacity
-from torchrl_agentic.collectors.failures import FailurePolicy, OnFailure
+from torchrl_agentic.collectors.collector_state import CollectorState
+from torchrl_agentic.collectors.done_tasks import DoneTasks
+from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
+from torchrl_agentic.collectors.failures import FailedTask, FailurePolicy, OnFailure
+from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
 from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, RolloutLoop
+from torchrl_agentic.collectors.score import Score, Scorer, score_with
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
-from torchrl_agentic.collectors.trajectory import Reward
+from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.dispatch.call_cache import check_cached
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
-from torchrl_agentic.records import Recorder
+from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.writer import check_tokenizer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own weight updaters, at import
     from torchrl.collectors import BaseCollector
+    from torchrl.envs.transforms import Transform
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -65,12 +75,13 @@ REWARD_THREADS = 64
 
 @dataclass(slots=True)
 class _Running:
-    """A collector's loop, and the event loop and process that it lives in."""
+    """A collector's loop, and the event loop, process and thread that it lives in."""
 
     rollouts: RolloutLoop
     loop: asyncio.AbstractEventLoop
     is_own: bool
     pid: int
+    thread: int
 
 
 class AgentCollector(BaseCollector):
@@ -104,19 +115,35 @@ class AgentCollector(BaseCollector):
     - ("collector", "group"), int64, and "seconds", float32, [1]; "name" and "reason", text.
     - Under "agentic", [1], summed over the trajectory: `turn`, `n_calls`, `n_errors`, `n_infra`,
       `tool_reward`, `trajectory_reward`, `tool_seconds`, `user_final_score`, `token_drift`, and `ended_by`.
+    - ("agentic", "score", NAME), float32, [1], for each of the `Score.parts` of the reward function; NaN
+      where a trajectory lacks a part that another one of the batch has.
     - "query", "answer", and the columns of the task.
+
+    With `branching`, a row is a segment of a tree: from the beginning or a fork to the next fork or the end.
+    It contains the tokens in front of the segment too, as context. Of these, the assistant mask is False, the
+    log-probabilities are NaN and the versions -1, so that each sampled token counts once in a loss.
+
+    - ("collector", "shared"), bool, [T]: True for tokens in front of the segment, which other rows share.
+    - ("collector", "path"), text: the numbers of its tree and of its branch at each fork, such as "0.1".
+    - "advantage": that of `tree_advantage`. "reward": that of the trajectory; in a row that ends with a fork,
+      the mean of its branches, and ("next", "done") is False and "reason" "".
+    - Entries under "agentic" are sums from the beginning of the trajectory; the parts of a score are NaN in a
+      row that ends with a fork.
 
     Args:
         transforms: A `ToolCompose`, or the `Compose` of one with `EndTrajectory`, `UserSimulator`, rewards,
             `TurnTokenizer` and `RecordTransform`, as it goes into a `TransformedEnv`. Without `EndTrajectory`
-            a message without calls ends a trajectory, unless a simulated user answers it.
+            a message without calls ends a trajectory, unless a simulated user answers it. With `workers`, it
+            may be a function without arguments that returns them, called here and in each worker; needed if
+            they cannot be pickled.
         engine: Samples the answers; the caller closes it.
         tokenizer: Tokenizer of the engine, unless there is a `TurnTokenizer`.
-        tasks: `Task` objects or rows of a data set (see `Task.of`), sync or async, read as they are needed.
+        tasks: `Task` objects or rows of a data set (see `Task.of`), sync or async, read as they are needed;
+            or a `TaskStream`, for epochs, a curriculum, and a position that the collector's state contains.
         group_size: Number of trajectories per task.
         groups_per_batch: Number of groups in a batch; the last batch may be short.
-        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy; see
-            `Capacity`.
+        max_in_flight: Number of trajectories that run at once, or "auto" to keep the engine busy without
+            overflowing its KV cache; see `Capacity` and `RequestPermits`.
         max_staleness: Largest number of weight updates between the begin of a group and its batch, if there
             is one update per batch. 0: the batches are those of a synchronous script. None: no bound.
         on_update: "resume": a weight update aborts running answers, which continue under the new weights.
@@ -125,8 +152,9 @@ class AgentCollector(BaseCollector):
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
             engine.
-        reward: Function of a `Trajectory` that returns a number, added to the rewards of the transforms.
-            Sync ones run on a thread; async ones are awaited. Other trajectories go on meanwhile.
+        reward: Function of a finished `Trajectory` that returns a number, a bool or a `Score`, added to the
+            rewards of the transforms. Sync ones run on a thread; async and `batched` ones are awaited. Other
+            trajectories go on meanwhile.
         trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
@@ -142,8 +170,24 @@ class AgentCollector(BaseCollector):
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
             thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
+        group_cache: Run identical calls of a group once, and give their result to all; see `CallCache`. True:
+            those of tools without effects and sessions, except for tools that read the environment's state.
+            These must return the same for the same arguments. Names of tools: those of these tools; tools
+            that only read may be named too, if all trajectories of a group begin with the same to read.
         timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
+        name: Last part of the names of its trajectories; no two collectors of a process share one. An engine
+            with a seed samples the same for the same names. None: a number.
         post_collect_hook: Called with each batch, as in TorchRL's collectors.
+        workers: `RayWorkers` that the trajectories run on, with their tools, sandboxes and sessions, while
+            engine, rewards and records stay in this process. None: they run in this process.
+        failure_hook: Called on the event loop with the `FailedTask` of each group that is dropped, in place
+            of the log line. However many are dropped, the collector goes on; an exception of the hook ends
+            it.
+        journal: File that gets a line before calls run whose tools have effects (`Effects`), so that
+            trajectories which such tools belong to can continue in another process; see `load_state_dict`.
+            One file per collector and run.
+        branching: When trajectories fork, so that each of the `group_size` trajectories of a group grows into
+            a tree; None: never. Tools with sessions need `branch`; without `quorum` and simulated users.
 
     Attributes:
         engine: The engine.
@@ -169,7 +213,7 @@ class AgentCollector(BaseCollector):
         max_turns: int = 16,
         max_new_tokens: int = 1024,
         max_trajectory_tokens: int | None = None,
-        reward: Callable[[Trajectory], Any] | None = None,
+        reward: Scorer | None = None,
         trajectory_timeout: float | None = None,
         on_failure: OnFailure = "replace",
         quorum: int | None = None,
@@ -178,8 +222,14 @@ class AgentCollector(BaseCollector):
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
         speculate: bool = False,
+        group_cache: bool | Iterable[str] = False,
         timeline: str | Path | Recorder | TimelineWriter | None = None,
+        name: str | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
+        workers: Workers | None = None,
+        failure_hook: Callable[[FailedTask], object] | None = None,
+        journal: str | Path | None = None,
+        branching: Branching | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
         takes_tokens = callable(getattr(engine, "sample", None))
@@ -189,8 +239,8 @@ class AgentCollector(BaseCollector):
                 f"engine is an Engine, such as VLLMEngine(AsyncLLM); got {type(engine).__name__}. For a "
                 "TorchRL policy write LockStep(policy)"
             )
-        for name, number in (("group_size", group_size), ("groups_per_batch", groups_per_batch)):
-            check_count(name, number, optional=False)
+        check_count("group_size", group_size, optional=False)
+        check_count("groups_per_batch", groups_per_batch, optional=False)
         check_count("max_new_tokens", max_new_tokens, optional=False)
         check_count("engine_retries", engine_retries, optional=False, least=0)
         check_count("quorum", quorum)
@@ -212,8 +262,14 @@ class AgentCollector(BaseCollector):
             raise TypeError(
                 f"post_collect_hook is a function of a batch; got {type(post_collect_hook).__name__}"
             )
+        if failure_hook is not None and not callable(failure_hook):
+            raise TypeError(f"failure_hook is a function of a FailedTask; got {type(failure_hook).__name__}")
+        if not isinstance(cast("object", journal), str | Path | None) or journal == "":
+            raise TypeError(f"journal is the path of a file; got {journal!r}")
         if not isinstance(cast("object", speculate), bool):
             raise TypeError(f"speculate is True or False; got {speculate!r}")
+        if not isinstance(cast("object", name), str | None) or name == "":
+            raise TypeError(f"name is a text; got {name!r}")
         if not isinstance(cast("object", timeline), str | Path | Recorder | TimelineWriter | None):
             raise TypeError(f"timeline is a folder or a Recorder; got {type(timeline).__name__}")
         if max_in_flight != "auto":
@@ -225,17 +281,34 @@ class AgentCollector(BaseCollector):
             options["max_trajectory_tokens"] = max_trajectory_tokens
         if takes_tokens and tokenizer is not None:
             check_tokenizer(tokenizer)
+        if workers is not None and not isinstance(cast("object", workers), Workers):
+            raise TypeError(f"workers is RayWorkers(8), or another Workers; got {workers!r:.80}")
+        is_factory = workers is not None and callable(transforms) and not isinstance(transforms, Transform)
         self._agent = Agent(
-            transforms, tokenizer if takes_tokens else None, max_turns=max_turns, tokenizer_options=options
+            transforms() if is_factory else transforms,
+            tokenizer if takes_tokens else None,
+            max_turns=max_turns,
+            tokenizer_options=options,
         )
         if takes_tokens and self._agent.encoder is None:
             raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
+        if branching is not None:
+            if not isinstance(cast("object", branching), Branching):
+                raise TypeError(f"branching is a Branching; got {type(branching).__name__}")
+            check_branches(self._agent, quorum=quorum)
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
         self._admission = Admission(groups_per_batch, max_staleness, engine.version)
         self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
-        self._failures = FailurePolicy(on_failure, max_replacements=max_replacements)
+        self._follows_pressure = (
+            max_in_flight == "auto" and takes_tokens and callable(getattr(engine, "pressure", None))
+        )
+        self._failures = FailurePolicy(
+            on_failure,
+            max_replacements=max_replacements,
+            max_drops_in_a_row=100 if failure_hook is None else None,
+        )
         self._engine_retries = engine_retries
         self._on_update: OnUpdate = on_update
         threads = WorkerThreads(REWARD_THREADS)  # of their own: rewards that hang must not stop the tools
@@ -244,10 +317,40 @@ class AgentCollector(BaseCollector):
             max_new_tokens,
             trajectory_timeout,
             quorum,
-            None if reward is None else _awaited(reward, threads.run),
+            None if reward is None else _scored(reward, threads.run),
             speculate,
+            failure_hook,
+            _cached_names(group_cache, self._agent),
+            branching,
         )
         self._weight_updater = weight_updater
+        self._workers = workers
+        if workers is not None:
+            for option, value in (
+                ("branching", branching),
+                ("group_cache", group_cache),
+                ("journal", journal),
+            ):
+                if value:
+                    raise ValueError(
+                        f"workers= and {option}= exclude each other: trajectories on workers share nothing"
+                    )
+            from torchrl_agentic.collectors.worker_spec import WorkerSpec, check_limiters
+
+            if is_factory:
+                check_limiters(self._agent)
+            workers.check()
+            encoder_of = tokenizer if takes_tokens else None
+            context_length: int | None = getattr(engine, "context_length", None)
+            self._worker_spec = workers.pack(
+                WorkerSpec(
+                    transforms, encoder_of, max_turns, options, max_new_tokens, speculate, context_length
+                ),
+                uuid.uuid4().hex,
+            )
+            # Exit handlers run last to first: ours must run before Ray's, which ends the workers at once.
+            atexit.unregister(_close_at_exit)
+            atexit.register(_close_at_exit)
         self.stats: Any = CollectorStats(  # a method in TorchRL's collectors; calling it works too
             time.monotonic,
             groups_per_batch=groups_per_batch,
@@ -255,16 +358,21 @@ class AgentCollector(BaseCollector):
             max_concurrent=getattr(engine, "max_concurrent", None),
             timeline=_timeline_writer(timeline),
         )
-        self._prefix = f"c{next(_numbers)}"
+        self._prefix = f"c{next(_numbers)}" if name is None else name
         self._running: _Running | None = None
-        self._skipped: frozenset[int] = frozenset()
+        self._skipped = DoneTasks()
+        self._journal = journal
+        self._saved: CollectorState | None = None
+        self._version_base = 0
         self._frames = 0
         self._iter = -1
 
     @property
     def policy_version(self) -> int:
-        """Number of weight updates of the engine so far."""
-        return self.engine.version
+        """Number of weight updates so far, those before the state that was loaded included."""
+        if self._running is None and self._saved is not None:
+            return self._saved.version
+        return self._version_base + self.engine.version
 
     def _start(self) -> _Running:
         """Create the loop of this collector on the running event loop, unless there is one already."""
@@ -285,6 +393,10 @@ class AgentCollector(BaseCollector):
                     "for`, on one loop"
                 )
             return running
+        saved, journal = self._saved, None if self._journal is None else EffectJournal(self._journal)
+        if saved is not None:
+            self._version_base = saved.version - self.engine.version
+            self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
         self.stats.begin(loop.time)
         encoder = self._agent.encoder
         requests = Requests(
@@ -294,7 +406,9 @@ class AgentCollector(BaseCollector):
             retries=self._engine_retries,
             on_update=self._on_update,
             is_pushed=self._weight_updater is not None,
+            permits=self._permits(),
             stats=self.stats,
+            version_base=self._version_base,
         )
         rollouts = RolloutLoop(
             self._agent,
@@ -307,14 +421,35 @@ class AgentCollector(BaseCollector):
             prefix=self._prefix,
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,
+            saved=saved,
+            journal=journal,
             options=self._options,
+            runs=self._runs(requests),
         )
         is_own = event_loop.is_running_here()
-        self._running = _Running(rollouts, loop, is_own, os.getpid())
+        self._running = _Running(rollouts, loop, is_own, os.getpid(), threading.get_ident())
         weakref.finalize(self, _close_later, rollouts, loop, os.getpid()).atexit = False
         if is_own:
             _open.add(self)
         return self._running
+
+    def _runs(self, requests: Requests) -> Runs | None:
+        """Return the workers that trajectories run on, or None."""
+        if self._workers is None:
+            return None
+        from torchrl_agentic.collectors.worker_pool import Shared, WorkerPool
+
+        has_effects = may_have_effects(self._agent.dispatcher.bound.values(), None)
+        shared = Shared(self._agent, requests, self._options.reward, has_effects, self.stats.count)
+        return WorkerPool(self._workers, self._worker_spec, shared)
+
+    def _permits(self) -> RequestPermits | None:
+        """Return what holds requests back, if the engine says how full it is."""
+        if not self._follows_pressure:
+            return None
+        return RequestPermits(
+            self.engine, self._capacity, concurrent=getattr(self.engine, "max_concurrent", 256)
+        )
 
     async def _next(self) -> list[Group] | None:
         return await self._start().rollouts.next_batch()
@@ -377,12 +512,29 @@ class AgentCollector(BaseCollector):
         raise TypeError("an AgentCollector has no length; groups of trajectories may be dropped")
 
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
-        batch = collector_batch([(group.number, group.done) for group in groups])
+        has_trees = self._options.branching is not None
+        batch = collector_batch([(group.label, group.done) for group in groups], has_trees=has_trees)
         self._iter += 1
-        self._frames += sum(trajectory.n_sampled for group in groups for trajectory in group.done)
+        self._frames += sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
+        self._record_groups(groups, batch)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         return batch
+
+    def _record_groups(self, groups: list[Group], batch: LazyStackedTensorDict) -> None:
+        """Pass the groups of a batch, with their advantages, on to the recorder."""
+        hook = self._agent.hook
+        if hook is None:
+            return
+        rows = iter([row for row in batch.tensordicts if row["next", "done"].all()])
+        for group in groups:
+            members = tuple(
+                GroupMember(one.name, float(row["reward"]), float(row["advantage"]))
+                for one, row in zip(group.done, rows, strict=False)
+            )
+            hook.group_left(
+                GroupRecord(group.number, group.task.name, self._iter, self.policy_version, members)
+            )
 
     def update_policy_weights_(
         self,
@@ -414,6 +566,8 @@ class AgentCollector(BaseCollector):
         Returns:
             The new policy version.
         """
+        if self._agent.hook is not None:
+            self._agent.hook.weights_updated()
         updater, running = self._weight_updater, self._running
         push = None if updater is None else lambda: updater.push_weights(weights)
         given = named_weights(weights) if push is None else None
@@ -422,14 +576,15 @@ class AgentCollector(BaseCollector):
         # Before the first batch, nothing runs, and either kind of iteration may follow.
         if push is not None:
             await asyncio.to_thread(push)
-        return await self.engine.update(given)
+        await self.engine.update(given)
+        return self.policy_version
 
     async def _on_its_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine that belongs to the event loop of the collector."""
         running = self._running
         if running is None or running.loop is asyncio.get_running_loop() or running.loop.is_closed():
             return await coroutine
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, running.loop))
+        return await asyncio.wrap_future(event_loop.submit_to(running.loop, coroutine))
 
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop of the collector, from another thread, and wait."""
@@ -443,11 +598,13 @@ class AgentCollector(BaseCollector):
                     "this would wait for its own event loop: await collector.update_weights(...) or "
                     "collector.aclose()"
                 )
-        if not running.loop.is_running():
+        if running.thread == threading.get_ident():  # which has left the loop, maybe to return to it
             return running.loop.run_until_complete(coroutine)
-        future = asyncio.run_coroutine_threadsafe(coroutine, running.loop)
-        while not running.loop.is_closed():
+        future = event_loop.submit_to(running.loop, coroutine)
+        idle_s = 0.0
+        while not running.loop.is_closed() and idle_s < event_loop.GRACE_S:
             done, _ = concurrent.futures.wait((future,), timeout=event_loop.SIGNAL_CHECK_S)
+            idle_s = 0.0 if running.loop.is_running() else idle_s + event_loop.SIGNAL_CHECK_S
             if done and not future.cancelled():
                 return future.result()
             if done:
@@ -492,24 +649,91 @@ class AgentCollector(BaseCollector):
         return seed if static_seed else seed + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which tasks have left in batches or were dropped, as numbers in the order of `tasks`."""
+        """Return which tasks have left, the groups that have begun, and the policy version.
+
+        It holds dicts, lists, texts and numbers, which `torch.save`, JSON and `Checkpoints` take. Any thread
+        may call it at any time; trajectories go on meanwhile, apart from the moment in which their tokens are
+        copied. A batch has left as soon as the iterator has returned it. After `shutdown` no group is left.
+
+        The tasks are numbers in the order of `tasks`, or the state of the `TaskStream`. Of a group, the state
+        contains the trajectories that have ended, with tokens, records and rewards, and of the others
+        everything up to their last whole turn. The answer that is sampled now, and the calls that run now,
+        are left out.
+        """
         running = self._running
-        done = set(self._skipped) if running is None else running.rollouts.tasks_done()
-        first = next(number for number in itertools.count() if number not in done)
-        return {"tasks_before": first, "tasks_done": sorted(number for number in done if number > first)}
+        if running is None:
+            return {**self._tasks_left(), **(self._saved or CollectorState(self.engine.version)).to_json()}
+        tasks, state = self._at_once(running, lambda: (self._tasks_left(), running.rollouts.state()))
+        return {**tasks, **state.to_json()}
+
+    def _tasks_left(self) -> dict[str, Any]:
+        """Return which tasks have left."""
+        if isinstance(self._tasks, TaskStream):
+            return {"tasks": self._tasks.state_dict()}
+        running = self._running
+        return (self._skipped if running is None else running.rollouts.tasks_done()).to_json()
+
+    def _at_once(self, running: _Running, read: Callable[[], T]) -> T:
+        """Call a function while nothing else happens on the event loop of the collector."""
+        loop = running.loop
+        with contextlib.suppress(RuntimeError):
+            if asyncio.get_running_loop() is loop:
+                return read()
+        if running.pid != os.getpid() or not loop.is_running():
+            return read()
+
+        async def call() -> T:
+            return read()
+
+        return self._in_loop(call())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Skip the tasks that had left when the state was saved; the others begin again.
+        """Continue from a state, with the same tasks in the same order, and in a new process, if need be.
+
+        Tasks that had left are skipped, and those that had not begun begin in their order. Before them, the
+        groups that had begun take up their work, with the age that they had:
+
+        - Trajectories that had ended stay as they were, with their rewards.
+        - The others continue behind their last whole turn, unless something of them was open (a tool with
+          sessions, a world, a simulated user), or calls with effects may have run since the state was saved.
+          With a `journal`, it is known which did. Without one, trajectories that may use a tool with effects
+          do not continue.
+        - Those begin again, under a new name if calls with effects ran, or may have, so that none runs twice
+          under one name. The engine gets the same keys as before: if it is seeded by them, and
+          `max_staleness` is 0, the batches are those of a run that was not interrupted.
+
+        The policy version goes on from that of the state, whatever the engine counts. Load the weights into
+        the engine before the first batch. A `TaskStream` gets its state too, so that its own
+        `load_state_dict` need not be called.
 
         Args:
             state_dict: Result of `state_dict`.
 
         Raises:
             RuntimeError: If the collector has begun.
+            ValueError: If the state is of a collector over tasks of another kind, or of something else.
+                Other tasks are found when they are read: the next batch raises CollectorError.
         """
         if self._running is not None:
             raise RuntimeError("load the state before the first batch")
-        self._skipped = frozenset((*range(state_dict["tasks_before"]), *state_dict["tasks_done"]))
+        if not isinstance(cast("object", state_dict), Mapping):
+            raise ValueError(
+                f"state_dict is the result of AgentCollector.state_dict(); got {type(state_dict).__name__}"
+            )
+        is_stream = isinstance(self._tasks, TaskStream)
+        needed = {"tasks"} if is_stream else {"tasks_before", "tasks_done"}
+        if not needed <= state_dict.keys():
+            kind = "a TaskStream" if is_stream else "no TaskStream"
+            raise ValueError(
+                f"the state has the keys {', '.join(state_dict) or '(none)'}, while tasks= is {kind}: pass "
+                "tasks of the kind that it was saved with"
+            )
+        saved = CollectorState.from_json(state_dict)
+        if isinstance(self._tasks, TaskStream):
+            self._tasks.load_state_dict(state_dict["tasks"])
+        else:
+            self._skipped = DoneTasks(state_dict["tasks_before"], state_dict["tasks_done"])
+        self._saved = saved
 
     def __enter__(self) -> Self:
         return self
@@ -542,7 +766,7 @@ def _close_later(rollouts: RolloutLoop, loop: asyncio.AbstractEventLoop, pid: in
     """Close the loop of a collector that is garbage, without waiting for it."""
     if pid == os.getpid() and not loop.is_closed():
         with contextlib.suppress(RuntimeError):  # closed meanwhile
-            asyncio.run_coroutine_threadsafe(rollouts.close(), loop)
+            event_loop.submit_to(loop, rollouts.close())
 
 
 @atexit.register
@@ -557,22 +781,31 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
+def _cached_names(group_cache: bool | Iterable[str], agent: Agent) -> bool | frozenset[str]:
+    """Check the names of the tools whose calls a group shares."""
+    if isinstance(group_cache, bool):
+        return group_cache
+    given = cast("object", group_cache)
+    names = frozenset(group_cache) if isinstance(given, Iterable) and not isinstance(given, str) else None
+    if names is None or not all(isinstance(cast("object", name), str) for name in names):
+        raise TypeError(f"group_cache is True, False or names of tools, such as ['search']; got {given!r}")
+    check_cached(names, agent.dispatcher.bound)
+    return names
+
+
 def _timeline_writer(timeline: str | Path | Recorder | TimelineWriter | None) -> TimelineWriter | None:
     if timeline is None or isinstance(timeline, TimelineWriter):
         return timeline
     return TimelineWriter.beside(timeline) if isinstance(timeline, Recorder) else TimelineWriter(timeline)
 
 
-def _awaited(
-    reward: Callable[[Trajectory], Any], in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
-) -> Reward:
+def _scored(
+    reward: Scorer, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+) -> Callable[[Trajectory], Awaitable[Score]]:
     """Return a reward function as a coroutine function; a sync one runs on a thread."""
 
-    async def call(trajectory: Trajectory) -> float:
-        if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__):
-            return await reward(trajectory)
-        found = await in_thread(lambda: reward(trajectory))
-        return await found if inspect.isawaitable(found) else found
+    async def call(trajectory: Trajectory) -> Score:
+        return await score_with(reward, trajectory, in_thread)
 
     return call
 

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
+from torchrl_agentic.collectors.segments import Segment, segments_of
 from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms import specs
@@ -62,22 +65,68 @@ def ledger_row(ledger: TokenLedger) -> TensorDictBase:
     return row
 
 
-def collector_batch(groups: Sequence[tuple[int, Sequence[Trajectory]]]) -> LazyStackedTensorDict:
+def collector_batch(
+    groups: Sequence[tuple[int, Sequence[Trajectory]]], *, has_trees: bool = False
+) -> LazyStackedTensorDict:
     """Return the trajectories of whole groups as a batch; see `AgentCollector` for its entries.
 
     Args:
         groups: Number and trajectories of each group.
+        has_trees: Whether trajectories may have forked, which gives each `Segment` a row of its own.
     """
     rows: list[TensorDictBase] = []
+    scores = [one.score for _, trajectories in groups for one in trajectories]
+    parts = sorted({name for score in scores if score is not None for name in score.parts})
     for number, trajectories in groups:
+        if has_trees and any(trajectory.forks for trajectory in trajectories):
+            rows += (_segment_row(segment, number, parts) for segment in segments_of(trajectories))
+            continue
         rewards = torch.tensor([float(trajectory.reward) for trajectory in trajectories])
         advantages = group_advantage(rewards, len(trajectories))
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
-            rows.append(_row(trajectory, number, advantage))
+            row = _row(trajectory, number, advantage, parts)
+            rows.append(_mark_shared(row, 0, trajectory.path) if has_trees else row)
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
-def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor) -> TensorDictBase:
+def _segment_row(segment: Segment, group: int, parts: Sequence[str]) -> TensorDictBase:
+    """Return the row of a segment: its trajectory up to its end, of which only its own tokens count."""
+    trajectory = segment.trajectory
+    if not segment.is_leaf:
+        assert trajectory.ledger is not None
+        fork = trajectory.forks[len(segment.path) - 1]
+        turns = trajectory.turns[: fork.n_turns]
+        trajectory = replace(
+            trajectory,
+            turns=turns,
+            reason="",
+            terminated=False,
+            truncated=False,
+            ledger=trajectory.ledger.copy(segment.stop),
+            tool_reward=sum(one.reward or 0.0 for turn in turns for one in turn.outcome.results),
+            final_reward=0.0,
+            reward=segment.value,
+            token_drift=0,
+            seconds=fork.seconds,
+            score=None,
+        )
+    row = _row(trajectory, group, torch.tensor([[segment.advantage]]), parts)
+    if not segment.is_leaf:
+        row["next", "done"] = torch.zeros(1, dtype=torch.bool)
+    return _mark_shared(row, segment.start, segment.path)
+
+
+def _mark_shared(row: TensorDictBase, n_shared: int, path: Sequence[int]) -> TensorDictBase:
+    """Mark the first tokens of a row as a prefix that other rows share, which no loss counts here."""
+    row["masks", "all_assistant_mask"][:n_shared] = False
+    row["log_probs", "full"][:n_shared] = math.nan
+    row["collector", "policy_version"][:n_shared] = -1
+    row["collector", "shared"] = torch.arange(len(row["tokens", "full"])) < n_shared
+    row["collector", "path"] = NonTensorData(".".join(map(str, path)))
+    return row
+
+
+def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor, parts: Sequence[str]) -> TensorDictBase:
     ledger = trajectory.ledger
     assert ledger is not None
     row = ledger_row(ledger)
@@ -95,8 +144,9 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor) -> TensorD
         ("collector", "seconds"): torch.tensor([trajectory.seconds]),
         ("collector", "name"): NonTensorData(trajectory.name),
         ("collector", "reason"): NonTensorData(trajectory.reason),
-        "query": NonTensorData(_question(trajectory)),
+        "query": NonTensorData(trajectory.question),
         **{("agentic", name): value for name, value in _figures(trajectory).items()},
+        **{("agentic", "score", name): value for name, value in _parts(trajectory, parts).items()},
     }
     if trajectory.task.answer is not None:
         entries["answer"] = NonTensorData(trajectory.task.answer)
@@ -124,8 +174,7 @@ def _figures(trajectory: Trajectory) -> Mapping[str, torch.Tensor]:
     }
 
 
-def _question(trajectory: Trajectory) -> str:
-    """Return the text of the last message of the task that the user wrote."""
-    asked = [message for message in trajectory.task.messages if message["role"] == "user"]
-    content = (asked or trajectory.task.messages)[-1]["content"]
-    return content if isinstance(content, str) else str(content)
+def _parts(trajectory: Trajectory, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+    """Return the parts of a score, each [1]; all rows of a batch need the same keys, hence NaN for others."""
+    found = {} if trajectory.score is None else trajectory.score.parts
+    return {name: torch.tensor([float(found.get(name, math.nan))]) for name in names}

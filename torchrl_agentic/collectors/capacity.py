@@ -31,8 +31,8 @@ class Capacity:
     n requests lead to n / (1 - GROWTH) answers, that is, to n more trajectories. While tools work, the number
     doubles with each round of calls until the engine is busy. A limit that is not used decays.
 
-    No clock is involved. Other signals of an engine under pressure, such as the use of its cache and its
-    preemptions, belong into `wanted`: a lower number of wanted requests holds trajectories back.
+    No clock is involved. If the KV cache of the engine holds fewer requests than it works on at once, fewer
+    are wanted: `RequestPermits` finds out how many fit.
 
     Args:
         limit: Largest number of open trajectories, or "auto".
@@ -42,6 +42,7 @@ class Capacity:
         open: Number of trajectories that have begun and not ended.
         at_engine: Number of open trajectories that are at the engine or head for it.
         max_open: Largest number of open trajectories: `limit`, or `MAX_FACTOR * engine_concurrent`.
+        fitting: Number of requests that the KV cache of the engine holds; None: at least `engine_concurrent`.
     """
 
     def __init__(self, limit: int | Literal["auto"], *, engine_concurrent: int) -> None:
@@ -54,13 +55,15 @@ class Capacity:
         self._concurrent = int(engine_concurrent)
         self.open = 0
         self.at_engine = 0
+        self.fitting: int | None = None
         self.max_open = MAX_FACTOR * self._concurrent if limit == "auto" else int(limit)
         self._limit = float(self.max_open if self._is_fixed else self.wanted)
 
     @property
     def wanted(self) -> int:
         """Number of trajectories that should be at the engine; more than it works on at once."""
-        return math.ceil(self._concurrent * (1 + HEADROOM))
+        fitting = self._concurrent if self.fitting is None else min(self.fitting, self._concurrent)
+        return math.ceil(fitting * (1 + HEADROOM))
 
     @property
     def limit(self) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.errors import InfrastructureError, check_count
+
+if TYPE_CHECKING:
+    from torchrl_agentic.collectors.task import Task, Trajectory
 
 FailureKind: TypeAlias = Literal["timeout", "engine", "reward", "task", "crash"]
 """Cause of a failure.
@@ -29,13 +33,33 @@ def failure_kind(error: BaseException, phase: Literal["task", "trajectory", "rew
         error: The exception that ended the trajectory.
         phase: What ran when it was raised: the preparation of the task, the turns, or the reward function.
     """
-    if isinstance(error, InfrastructureError):
+    if isinstance(error, InfrastructureError | EngineUnusable):
         return "engine"
     if phase == "task":
         return "task"
     if phase == "reward":
         return "reward"
     return "timeout" if isinstance(error, TimeoutError) else "crash"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """A task whose group was dropped, since one of its trajectories failed.
+
+    Attributes:
+        number: Number of the task in the order of the tasks, counted from 0.
+        task: The task; None if the row could not be read as one.
+        kind: Cause of the failure.
+        error: The exception that ended the trajectory.
+        trajectory: What had happened when it failed, without tokens and with the reason "failed"; None if it
+            had not begun.
+    """
+
+    number: int
+    task: Task | None
+    kind: FailureKind
+    error: BaseException
+    trajectory: Trajectory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.stats import CollectorStats, Event
-from torchrl_agentic.engines.base import ChatEngine, Engine, Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import ChatEngine, Engine, EngineUnusable, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import RequestGate
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
 
 T = TypeVar("T")
@@ -65,7 +67,9 @@ class Requests:
             weights. "finish": they end under the old ones first, while new ones wait; also if the engine
             cannot resume (`can_resume`), and for the updates of other collectors over the same engine.
         is_pushed: Whether weights are loaded from outside the engine, so that no request may be open then.
+        permits: Holds requests back while the engine has no room for them; None: all go to the engine.
         stats: Counts requests, aborted and resumed answers; None: nothing is counted.
+        version_base: Policy version at which the engine counts 0: that of a run that is resumed.
     """
 
     def __init__(
@@ -78,21 +82,30 @@ class Requests:
         backoff_s: float = 0.5,
         on_update: OnUpdate = "resume",
         is_pushed: bool = False,
+        permits: RequestPermits | None = None,
         stats: CollectorStats | None = None,
+        version_base: int = 0,
     ) -> None:
+        self._version_base = version_base
         self.engine: Any = engine
         self._stop_ids = frozenset(stop_ids)
         self._vocabulary = vocabulary
         self._retries, self._backoff_s = retries, backoff_s
         self._on_update: OnUpdate = on_update
         self._is_pushed = is_pushed
+        self.permits = permits
         self._stats = stats
         self._gate = _gate_of(engine)
         self._knows_log_probs = True
 
+    @property
+    def version(self) -> int:
+        """Policy version of the weights of the engine."""
+        return self._version_base + int(self.engine.version)
+
     async def sample(
         self,
-        writer: TokenWriter,
+        writer: TokenWriter | TokenLedger,
         *,
         max_tokens: int,
         key: str,
@@ -108,7 +121,8 @@ class Requests:
             writer: Tokens of the trajectory.
             max_tokens: Upper bound on the tokens of the answer.
             key: Name of the trajectory.
-            on_ids: Called with each piece of the answer.
+            on_ids: Called with each piece of the answer; no longer once a request has failed of which it got
+                pieces, since another answer follows.
             media: Images and videos of the conversation by kind, in the order of their placeholders.
 
         Returns:
@@ -118,8 +132,15 @@ class Requests:
             InfrastructureError: If the engine fails more often than `retries` allows, or breaks its protocol.
             ValueError: If the engine cannot take the prompt.
         """
-        async with self._answering():
-            return await self._sample(writer, max_tokens, key, on_ids, media)
+        if self.permits is None:
+            async with self._answering():
+                return await self._sample(writer, max_tokens, key, on_ids, media)
+        ledger = writer if isinstance(writer, TokenLedger) else writer.ledger
+        is_new = SAMPLED not in ledger.sources
+        async with self.permits.hold(len(ledger), is_new=is_new), self._answering():
+            found = await self._sample(writer, max_tokens, key, on_ids, media)
+        self.permits.answered(len(found[0]))
+        return found
 
     def _answering(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return the context of one answer, its retries and resumed parts included."""
@@ -131,7 +152,7 @@ class Requests:
 
     async def _sample(
         self,
-        writer: TokenWriter,
+        writer: TokenWriter | TokenLedger,
         max_tokens: int,
         key: str,
         on_ids: OnIds | None,
@@ -139,9 +160,10 @@ class Requests:
     ) -> tuple[list[int], Finish]:
         answer: list[int] = []
         n_empty = 0
+        heard = None if on_ids is None else _Heard(on_ids)
         while True:
             left = max_tokens - len(answer)
-            ask = functools.partial(self._ask, writer.ids, left, key, on_ids, media)
+            ask = functools.partial(self._ask, writer.ids, left, key, heard, media)
             found = await self._with_retries(ask, key)
             ids = self._checked(found, left)
             writer.add_sampled(ids, found.log_probs, version=found.version)
@@ -177,7 +199,7 @@ class Requests:
         ids: Sequence[int],
         max_tokens: int,
         key: str,
-        on_ids: OnIds | None,
+        heard: _Heard | None,
         media: Mapping[str, Sequence[Any]] | None,
     ) -> Sampled:
         if media and not getattr(self.engine, "takes_media", False):
@@ -187,14 +209,17 @@ class Requests:
         more = {"media": media} if media else {}
 
         async def ask() -> Sampled:
-            version = self.engine.version
+            version = self.version
+            on_ids = None if heard is None else heard.next_request()
             found: Sampled = await self.engine.sample(
                 ids, max_tokens=max_tokens, key=key, on_ids=on_ids, **more
             )
+            if heard is not None:
+                heard.is_open = False
             if not isinstance(cast("object", found), Sampled):
                 raise WrongAnswer(f"the engine returned {type(found).__name__} instead of Sampled")
             if found.version is not None:
-                return found
+                version = self._version_base + found.version
             return Sampled(found.ids, found.log_probs, found.finish, version)
 
         return await self._counted(ask)
@@ -211,7 +236,7 @@ class Requests:
             if is_cancelling():
                 raise
             raise InfrastructureError(f"{type(self.engine).__name__} cancelled a request") from error
-        except (InfrastructureError, ValueError):
+        except (InfrastructureError, EngineUnusable, ValueError):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise EngineCrash(f"{type(self.engine).__name__} raised {error!r}") from error
@@ -279,9 +304,30 @@ class Requests:
                 await self.engine.update(None)
             await self._gate.drained()
             if push is None:
-                return await self.engine.update(weights)
+                return self._version_base + await self.engine.update(weights)
             await asyncio.to_thread(push)
-            return self.engine.version if aborts else await self.engine.update(None)
+            return self.version if aborts else self._version_base + await self.engine.update(None)
+
+
+class _Heard:
+    """Passes the pieces of one answer on, until a request fails of which there were pieces."""
+
+    __slots__ = ("_on_ids", "_was_lost", "is_open")
+
+    def __init__(self, on_ids: OnIds) -> None:
+        self._on_ids = on_ids
+        self._was_lost = False
+        self.is_open = False
+        """Whether pieces of a request were passed on that has not ended well."""
+
+    def next_request(self) -> OnIds | None:
+        """Return the listener of the next request; None after a request that was lost with its pieces."""
+        self._was_lost = self._was_lost or self.is_open
+        return None if self._was_lost else self._hear
+
+    def _hear(self, ids: Sequence[int]) -> None:
+        self.is_open = True
+        self._on_ids(ids)
 
 
 def _list_of(values: Any, kind: type, name: str) -> list[Any]:

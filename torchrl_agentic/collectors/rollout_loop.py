@@ -10,24 +10,41 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.branching import Branch, Branching, Forking
 from torchrl_agentic.collectors.capacity import Capacity, Slot
-from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
+from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
+from torchrl_agentic.collectors.done_tasks import DoneTasks
+from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
+from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
+from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
+from torchrl_agentic.collectors.resumption import Resumption
+from torchrl_agentic.collectors.segments import segments_of
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
-from torchrl_agentic.collectors.trajectory import Reward, TrajectoryRun
+from torchrl_agentic.collectors.task_stream import TaskStream
+from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_state import TrajectoryState
+from torchrl_agentic.collectors.workers import Run, Runs, TrajectoryLost, WorkersFailed
+from torchrl_agentic.dispatch import Session
+from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.engines.base import EngineUnusable
+from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.tools.row_data import RowData
 
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 30.0
 """Seconds that cancelled trajectories may take to end, longer than tools may take to close."""
+MAX_LOSSES = 3
+"""Number of times that a trajectory may be lost with its worker before that counts as its failure."""
 
 
 class CollectorError(RuntimeError):
@@ -44,6 +61,9 @@ class LoopOptions:
     quorum: int | None = None
     reward: Reward | None = None
     speculate: bool = False
+    failure_hook: Callable[[FailedTask], object] | None = None
+    group_cache: bool | frozenset[str] = False
+    branching: Branching | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -54,19 +74,35 @@ class Group:
         number: Number of the group, counted from 0.
         task: The task.
         place: Number of the task in the order of the tasks, counted from 0.
+        label: Number of the group for its readers, the same in a run that is resumed.
+        cache: Results of calls that its trajectories share, or None.
         done: Trajectories that have ended, in the order of their index once the group is whole.
-        running: Tasks of the others, by index.
+        running: Tasks of the others, by their number, which is the index unless they are branches.
         attempts: Number of trajectories that failed and were replaced.
+        losses: Number of times that a trajectory was lost with its worker, by index.
         is_whole: Whether it waits for its batch or has left; further trajectories do not count.
+        saved: Trajectories of an earlier process that have not started again, by index.
+        runs: Those that run, by index, as a state contains them.
+        branches: Places of its trajectories in their trees, by number; empty if they never fork.
+        n_begun: Number of trajectories with a number, branches included.
     """
 
     number: int
     task: Task
     place: int
+    label: int
+    cache: CallCache | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
+    losses: Counter[int] = field(default_factory=Counter[int])
     is_whole: bool = False
+    saved: dict[int, RunningTrajectory] = field(default_factory=dict[int, RunningTrajectory])
+    runs: dict[int, tuple[RunningTrajectory, Run]] = field(
+        default_factory=dict[int, "tuple[RunningTrajectory, Run]"]
+    )
+    branches: dict[int, Branch] = field(default_factory=dict[int, Branch])
+    n_begun: int = 0
 
 
 class RolloutLoop:
@@ -75,15 +111,19 @@ class RolloutLoop:
     Args:
         agent: What the trajectories share.
         requests: Requests to the engine.
-        tasks: Tasks or rows of a data set, sync or async, read as they are needed.
+        tasks: Tasks or rows of a data set, sync or async, read as they are needed. A `TaskStream` hears which
+            groups have left, with their rewards.
         admission: Decides which groups begin and leave.
         capacity: Decides how many trajectories run at once.
         failures: Decides what follows when a trajectory fails.
         stats: Gets everything that happens.
         prefix: Part of the names of trajectories that is unique in the process.
         max_finished: Number of whole groups that may wait for their batch before no more begin.
-        skipped: Numbers of the tasks that are skipped, counted from 0 in the order of `tasks`.
+        skipped: Numbers of the tasks that are skipped, counted from 0 in the order of `tasks`; None: no task.
+        saved: State of an earlier process, whose groups are continued, or None.
+        journal: Journal of the calls with effects, which this loop closes, or None.
         options: See `LoopOptions`.
+        runs: Creates the trajectories; None: they run on this event loop.
     """
 
     def __init__(
@@ -98,20 +138,29 @@ class RolloutLoop:
         stats: CollectorStats,
         prefix: str,
         max_finished: int,
-        skipped: frozenset[int] = frozenset(),
+        skipped: DoneTasks | None = None,
+        saved: CollectorState | None = None,
+        journal: EffectJournal | None = None,
         options: LoopOptions,
+        runs: Runs | None = None,
     ) -> None:
-        self._agent, self._requests, self._tasks = agent, requests, tasks
+        self._resumption = Resumption(saved, journal)
+        self._restored = {one.label: admission.restore(one.version) for one in self._resumption.groups}
+        self._agent, self._requests = agent, requests
+        self._runs = runs
+        self._stream = tasks.reader() if isinstance(tasks, TaskStream) else None
+        self._tasks = tasks if self._stream is None else self._stream
         self._admission, self._capacity, self._stats = admission, capacity, stats
         self._failures = failures
         self._prefix, self._max_finished, self._options = prefix, max_finished, options
-        self._done_tasks = set(skipped)
+        self._done_tasks = DoneTasks() if skipped is None else skipped.copy()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._groups: dict[int, Group] = {}
         self._waiting: deque[tuple[Group, int]] = deque()
         self._own_tasks: list[asyncio.Task[None]] = []
         self._trajectories: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._reader = WorkerThreads(1)
         self._last_failure: BaseException | None = None
         self._has_whole_groups = False
@@ -131,6 +180,10 @@ class RolloutLoop:
                     self._loop.create_task(self._begin_groups()),
                     self._loop.create_task(self._start_trajectories()),
                 ]
+                if self._requests.permits is not None:
+                    self._own_tasks.append(
+                        self._loop.create_task(self._requests.permits.follow(self._changed.set))
+                    )
             self._follow_version()
             self._admission.resume()
             self._changed.set()
@@ -149,7 +202,8 @@ class RolloutLoop:
                 self._leave(groups)
             finally:
                 self._stats.wait_ended()
-            if self._error is None and not groups and not self._is_closed and not self._has_whole_groups:
+            is_over = self._error is None and not groups and not self._is_closed
+            if is_over and not self._has_whole_groups and self._options.failure_hook is None:
                 self._error = self._last_failure  # every group was dropped
             if self._error is not None:
                 raise CollectorError(f"the collector ended: {self._error}") from self._error
@@ -157,26 +211,57 @@ class RolloutLoop:
 
     def _leave(self, groups: Sequence[Group]) -> None:
         """Count groups that leave in a batch."""
-        self._done_tasks.update(group.place for group in groups)
+        for group in groups:
+            self._finish_task(group.place, [trajectory.reward for trajectory in group.done])
         trajectories = [trajectory for group in groups for trajectory in group.done]
         if not trajectories:
             return
         versions: Counter[int] = Counter()
-        for trajectory in trajectories:
-            if trajectory.ledger is not None:
-                versions.update(trajectory.ledger.versions)
+        for group in groups:
+            for segment in segments_of(group.done):
+                if (ledger := segment.trajectory.ledger) is not None:
+                    versions.update(ledger.versions[segment.start : segment.stop])
         del versions[-1]
         now = self._admission.version
         ages = {now - version: count for version, count in versions.items()}
         names = [trajectory.name for trajectory in trajectories]
         self._stats.batch(names, tokens=versions.total(), ages=ages)
 
-    def tasks_done(self) -> set[int]:
+    def _finish_task(self, place: int, rewards: Sequence[float] = ()) -> None:
+        """Note that the group of a task has left, or was dropped and has no rewards."""
+        self._done_tasks.add(place)
+        if self._stream is not None:
+            self._stream.leave(place, rewards)
+
+    def tasks_done(self) -> DoneTasks:
         """Return the numbers of the tasks whose groups have left or were dropped."""
-        return set(self._done_tasks)
+        return self._done_tasks
+
+    def state(self) -> CollectorState:
+        """Return what has begun and not left; on the event loop of the trajectories. Costs O(tokens)."""
+        self._follow_version()
+        groups = [
+            GroupState(
+                group.label,
+                group.task.name,
+                self._admission.version - self._admission.age(group.number),
+                group.attempts,
+                *_begun(group),
+            )
+            for group in self._groups.values()
+        ]
+        groups += self._resumption.groups
+        journal = self._resumption.journal
+        return CollectorState(
+            self._admission.version,
+            tuple(sorted(groups, key=lambda group: group.label)),
+            None if journal is None else journal.key,
+        )
 
     def _take(self) -> list[int] | None:
         self._follow_version()
+        if self._resumption.groups:  # older than all others, and not yet read
+            return None
         for number in self._admission.overdue:
             self._restart(self._groups[number])
         return self._admission.take()
@@ -211,13 +296,19 @@ class RolloutLoop:
                 logger.error("%d trajectories do not end although they were cancelled", len(late))
         self._groups.clear()
         self._waiting.clear()
+        if self._runs is not None:
+            await self._runs.close()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=CLOSE_LIMIT_S)
         await self._agent.close()
+        if self._resumption.journal is not None:
+            self._resumption.journal.close()
         self._reader.close()
         self._stats.stop()
 
     def _follow_version(self) -> None:
         """Pass updates on to the admission, also those that another collector made."""
-        version = self._requests.engine.version
+        version = self._requests.version
         if version > self._admission.version:
             self._admission.update(version)
 
@@ -239,12 +330,25 @@ class RolloutLoop:
                 number = -1
                 while True:
                     start = self._loop.time()
-                    await self._until(self._may_begin)
+                    await self._until(lambda: bool(self._resumption.groups) or self._may_begin())
                     if (row := await anext(rows, _END)) is _END:
                         break
                     number += 1
-                    if number not in self._done_tasks:
-                        self._begin_group(number, row, start)
+                    if number in self._done_tasks:
+                        continue
+                    label = number if self._stream is None else self._stream.number(number)
+                    saved = self._resumption.take(label)
+                    if saved is not None:
+                        self._restore_group(saved, number, row)
+                        continue
+                    await self._until(self._may_begin)
+                    self._begin_group(number, label, row, start)
+            if self._resumption.groups:
+                missing = self._resumption.groups[0]
+                raise ValueError(
+                    f"the state has a group of task {missing.label}, {missing.task!r}, but the tasks ended "
+                    "before it: pass the tasks that the state was saved with"
+                )
             self._admission.end()
             self._changed.set()
         except asyncio.CancelledError as error:
@@ -254,7 +358,45 @@ class RolloutLoop:
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._fail(error)
 
-    def _begin_group(self, number: int, row: Any, start: float) -> None:
+    def _restore_group(self, saved: GroupState, place: int, row: Any) -> None:
+        """Continue a group that had begun in an earlier process."""
+        task = Task.of(row, place)
+        if task.name != saved.task:
+            raise ValueError(
+                f"the state has a group of task {saved.label}, {saved.task!r}, but that task is now "
+                f"{task.name!r}: pass the tasks that the state was saved with, in the same order"
+            )
+        number = self._restored[saved.label]
+        if self._options.branching is not None:  # trees begin again, under names of their own
+            group = Group(number, task, place, saved.label, self._new_cache(), attempts=saved.attempts + 1)
+            self._groups[number] = group
+            self._begin_trajectories(group)
+            return
+        done = [replace(one, task=task) for one in saved.finished]
+        group = Group(number, task, place, saved.label, self._new_cache(), done, attempts=saved.attempts)
+        group.saved = {one.index: one for one in saved.running}
+        self._groups[number] = group
+        for one in done:
+            self._stats.trajectory_began(one.name, str(number))
+            self._stats.trajectory_ended(one.name, one.reason)
+            outcome = Outcome(
+                self._agent,
+                task,
+                name=one.name,
+                index=one.index,
+                group=number,
+                reward=self._options.reward,
+            )
+            outcome.record_again(one)
+        if len(done) >= (self._options.quorum or self._options.group_size):
+            self._complete(group)
+        else:
+            ended = {one.index for one in done}
+            left = (index for index in range(self._options.group_size) if index not in ended)
+            self._waiting.extend((group, index) for index in left)
+        self._changed.set()
+
+    def _begin_group(self, number: int, label: int, row: Any, start: float) -> None:
         """Begin the group of a task; drop a task that cannot be read."""
         try:
             task = Task.of(row, number)
@@ -263,21 +405,40 @@ class RolloutLoop:
             return
         self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
         self._follow_version()
-        group = Group(self._admission.begin(), task, number)
+        group = Group(self._admission.begin(), task, number, label, self._new_cache())
         self._groups[group.number] = group
-        self._waiting.extend((group, index) for index in range(self._options.group_size))
+        self._begin_trajectories(group)
+
+    def _begin_trajectories(self, group: Group) -> None:
+        """Queue the trajectories of a group, which are the roots of its trees."""
+        size, branching = self._options.group_size, self._options.branching
+        group.n_begun = size
+        if branching is not None:
+            group.branches = {index: Branch(index, branching.n_leaves) for index in range(size)}
+        self._waiting.extend((group, index) for index in range(size))
         self._changed.set()
+        self._changed.set()
+
+    def _new_cache(self) -> CallCache | None:
+        """Return an empty cache for the calls of a group, or None if groups have none."""
+        names = self._options.group_cache
+        if names is False:
+            return None
+        return CallCache(None if names is True else names, on_hit=lambda: self._stats.count("cached"))
 
     def _refuse(self, number: int, error: Exception) -> None:
         """Drop a task that cannot be read, or end the collector."""
         self._stats.failure("task")
         self._last_failure = error
         verdict = self._failures.fail(-1, 0, "task")
-        self._done_tasks.add(number)
+        self._finish_task(number)
         if verdict.action == "raise":
             raise error
-        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
         self._stats.count("dropped")
+        if self._options.failure_hook is not None:
+            self._options.failure_hook(FailedTask(number, None, "task", error))
+            return
+        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
 
     def _may_begin(self) -> bool:
         return (
@@ -300,25 +461,41 @@ class RolloutLoop:
                 task.add_done_callback(self._trajectories.discard)
                 # A task that is cancelled before its first step never runs its own cleanup.
                 task.add_done_callback(lambda _, slot=slot: slot.leave())
+                if (branch := group.branches.get(index)) is not None:
+                    task.add_done_callback(lambda _, branch=branch: self._discard(branch))
             self._changed.set()
             await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
 
     async def _run(self, group: Group, index: int, slot: Slot) -> None:
         """Run one trajectory of a group, and decide what follows from its end."""
-        attempt = f"~{group.attempts}" if group.attempts else ""
-        name = f"{group.task.name}/{group.number}.{index}{attempt}@{self._prefix}"
+        branch = group.branches.get(index)
+        session = None if branch is None else branch.take_session()
+        saved = group.saved.pop(index, None)
+        attempt = group.attempts if saved is None else saved.attempt
+        key = self._name(group, index, attempt) if session is None else session.trajectory
+        state: TrajectoryState | None = None if branch is None else branch.state
+        suffix = ""
+        if branch is None:
+            suffix, state = self._resumption.start(key, saved, lambda: self._may_have_effects(group.task))
+        name = f"{key}{suffix}"
         self._stats.trajectory_began(name, str(group.number))
-        run = TrajectoryRun(
-            self._agent,
-            self._requests,
-            group.task,
-            name=name,
-            index=index,
-            max_new_tokens=self._options.max_new_tokens,
-            reward=self._options.reward,
-            speculate=self._options.speculate,
-            observer=_Observer(self._stats, slot, self._changed.set),
-        )
+        observer = _Observer(self._stats, slot, self._changed.set)
+        if self._runs is None:
+            run: Run = self._run_of(
+                group, index, name, key=key, state=state, observer=observer, session=session,
+                forking=self._forking(group, branch),
+            )  # fmt: skip
+        else:
+            run = self._runs.new_run(
+                group.task,
+                name=name,
+                index=index,
+                group=group.number,
+                observer=observer,
+                state=state,
+                key=key,
+            )
+        group.runs[index] = RunningTrajectory(index, name, attempt, suffix), run
         reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout):
@@ -336,7 +513,9 @@ class RolloutLoop:
             reason = failure[0]
         finally:
             slot.leave()
-            group.running.pop(index, None)
+            if group.running.get(index) is asyncio.current_task():  # its tree may have begun again
+                del group.running[index]
+                del group.runs[index]
             if not reason:  # cancelled
                 reason = CANCELLED if group.is_whole else "abandoned"
             self._stats.trajectory_ended(name, reason, is_kept=is_kept)
@@ -344,11 +523,90 @@ class RolloutLoop:
         if not self._is_open(group):
             return
         if failure is not None:
-            self._handle_failure(group, index, name, *failure)
+            self._handle_failure(group, index, run, *failure)
             return
         self._failures.succeed()
-        if len(group.done) >= (self._options.quorum or self._options.group_size):
+        if len(group.done) >= (self._options.quorum or len(group.branches) or self._options.group_size):
             self._complete(group)
+
+    def _run_of(self, group: Group, index: int, name: str, **more: Any) -> TrajectoryRun:
+        return TrajectoryRun(
+            self._agent,
+            self._requests,
+            group.task,
+            name=name,
+            index=index if (branch := group.branches.get(index)) is None else branch.index,
+            group=group.number,
+            max_new_tokens=self._options.max_new_tokens,
+            reward=self._options.reward,
+            speculate=self._options.speculate,
+            cache=group.cache,
+            journal=self._resumption.journal,
+            **more,
+        )
+
+    def _may_have_effects(self, task: Task) -> bool:
+        """Return True if a tool that the trajectories of a task may use has effects."""
+        dispatcher = self._agent.dispatcher
+        allowed = None if dispatcher.tool_selection is not None else _usable(task)
+        return may_have_effects(dispatcher.bound.values(), allowed)
+
+    def _name(self, group: Group, number: int, attempt: int, path: str | None = None) -> str:
+        """Return the name of a trajectory: its place in its group and in its tree, and the attempt."""
+        branch = group.branches.get(number)
+        if branch is not None:
+            number, path = branch.index, branch.path if path is None else path
+        place = f"{number}/{path}" if path else str(number)
+        mark = f"~{attempt}" if attempt else ""
+        return f"{group.task.name}/{group.label}.{place}{mark}@{self._prefix}"
+
+    def _forking(self, group: Group, branch: Branch | None) -> Forking | None:
+        """Return what lets a trajectory fork; None if trajectories never do."""
+        if branch is None or self._options.branching is None:
+            return None
+        index = branch.index
+
+        def begin(branches: Sequence[Branch]) -> None:
+            if not self._is_open(group):
+                for one in branches:
+                    self._discard(one)
+                return
+            for one in branches:
+                group.branches[group.n_begun] = one
+                self._waiting.appendleft((group, group.n_begun))
+                group.n_begun += 1
+            self._changed.set()
+
+        return Forking(
+            self._options.branching,
+            branch,
+            name_of=lambda path: self._name(group, index, group.attempts, path),
+            begin=begin,
+        )
+
+    def _discard(self, branch: Branch | None) -> None:
+        """Close what a branch that does not start holds open."""
+        session = None if branch is None else branch.take_session()
+        if session is not None and not self._loop.is_closed():
+            task = self._loop.create_task(_closed(session))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _regrow(self, group: Group, index: int) -> None:
+        """Begin a tree again, because what its tools held open at a fork is lost."""
+        assert self._options.branching is not None
+        old = {number for number, branch in group.branches.items() if branch.index == index}
+        for number in old:
+            if task := group.running.pop(number, None):
+                task.cancel()
+            self._forget_waiting(group, number)
+            del group.branches[number]
+        for trajectory in [one for one in group.done if one.index == index]:
+            group.done.remove(trajectory)
+            self._stats.trajectory_ended(trajectory.name, trajectory.reason, is_kept=False)
+        group.branches[index] = Branch(index, self._options.branching.n_leaves)
+        self._waiting.appendleft((group, index))
+        self._changed.set()
 
     def _is_open(self, group: Group) -> bool:
         """Return True if a group still takes trajectories."""
@@ -360,24 +618,46 @@ class RolloutLoop:
         for task in list(group.running.values()):
             task.cancel()
         self._forget_waiting(group)
-        group.done.sort(key=lambda trajectory: trajectory.index)
+        group.done.sort(key=lambda trajectory: trajectory.path)
         self._failures.forget(group.number)
         self._admission.finish(group.number)
 
     def _handle_failure(
-        self, group: Group, index: int, name: str, kind: FailureKind, error: BaseException
+        self, group: Group, index: int, run: Run, kind: FailureKind, error: BaseException
     ) -> None:
         """Replace a failed trajectory, drop its group, or end the collector."""
+        name, hook = run.name, self._options.failure_hook
+        if isinstance(error, TrajectoryLost) and group.losses[index] < MAX_LOSSES:
+            logger.info("trajectory %s begins again: %s", name, error)
+            group.losses[index] += 1
+            group.attempts += 1
+            self._stats.count("restarted")
+            self._waiting.appendleft((group, index))
+            return
         self._stats.failure(kind)
         self._last_failure = error
-        verdict = self._failures.fail(group.number, index, kind)
+        if isinstance(error, EngineUnusable | WorkersFailed):
+            self._fail(error)
+            return
+        branch = group.branches.get(index)
+        is_tree_lost = branch is not None and not branch.can_be_resumed
+        verdict = self._failures.fail(group.number, branch.index if branch and is_tree_lost else index, kind)
         if verdict.action == "raise":
             self._fail(error)
         elif verdict.action == "replace":
             logger.warning("trajectory %s failed (%s; %s): %r", name, kind, verdict.reason, error)
             group.attempts += 1
             self._stats.count("replaced")
-            self._waiting.appendleft((group, index))
+            if branch is not None and is_tree_lost:
+                self._regrow(group, branch.index)
+            else:
+                self._waiting.appendleft((group, index))
+        elif hook is not None:
+            self._drop(group)
+            try:
+                hook(FailedTask(group.place, group.task, kind, error, run.so_far()))
+            except Exception as raised:
+                self._fail(raised)
         else:
             logger.error(
                 "trajectory %s failed (%s); its group is dropped, since %s",
@@ -391,7 +671,7 @@ class RolloutLoop:
     def _drop(self, group: Group) -> None:
         """Drop a group; the next one takes its place."""
         del self._groups[group.number]
-        self._done_tasks.add(group.place)
+        self._finish_task(group.place)
         self._abandon(group)
         self._admission.drop(group.number)
         self._stats.count("dropped")
@@ -399,13 +679,17 @@ class RolloutLoop:
     def _restart(self, group: Group) -> None:
         """Begin a group again that has become too old."""
         new = self._groups[group.number] = Group(
-            group.number, group.task, group.place, attempts=group.attempts + 1
+            group.number,
+            group.task,
+            group.place,
+            group.label,
+            self._new_cache(),
+            attempts=group.attempts + 1,
         )
         self._abandon(group)
         self._failures.forget(group.number)
         self._admission.restart(group.number)
-        self._waiting.extend((new, index) for index in range(self._options.group_size))
-        self._changed.set()
+        self._begin_trajectories(new)
 
     def _abandon(self, group: Group) -> None:
         """Cancel the trajectories of a group, and forget those that have ended."""
@@ -415,8 +699,37 @@ class RolloutLoop:
         for trajectory in group.done:
             self._stats.trajectory_ended(trajectory.name, trajectory.reason, is_kept=False)
 
-    def _forget_waiting(self, group: Group) -> None:
-        self._waiting = deque(item for item in self._waiting if item[0] is not group)
+    def _forget_waiting(self, group: Group, number: int | None = None) -> None:
+        """Forget the trajectories of a group that have not started, or one of them."""
+        forgotten = [item for item in self._waiting if item[0] is group and number in (None, item[1])]
+        for item in forgotten:
+            self._discard(group.branches.get(item[1]))
+        self._waiting = deque(item for item in self._waiting if item not in forgotten)
+
+
+def _begun(group: Group) -> tuple[tuple[Trajectory, ...], tuple[RunningTrajectory, ...]]:
+    """Return the trajectories of a group that have ended, and the others that have begun, with their states.
+
+    A group of trees has none: it begins again.
+    """
+    done = tuple(group.done)
+    if group.branches:
+        return (), ()
+    if group.is_whole:
+        return done, ()
+    found = [replace(one, state=run.state()) for one, run in group.runs.values()]
+    return done, tuple(sorted((*found, *group.saved.values()), key=lambda one: one.index))
+
+
+def _usable(task: Task) -> frozenset[str] | None:
+    """Return the names of the tools that the trajectories of a task may use in some turn; None for all."""
+    try:
+        selections = RowData.of(task.data).selections
+    except (TypeError, ValueError):
+        return None
+    if not selections or selections[0][0] > 0:
+        return None
+    return frozenset(name for _, names in selections for name in names)
 
 
 class _Observer:
@@ -433,12 +746,22 @@ class _Observer:
             self._slot.ask()
         self._stats.doing(name, cause, detail)
 
+    def started_early(self, name: str, count: int) -> None:
+        """Count calls that started while the model wrote their message."""
+        del name
+        self._stats.count("early", count)
+
     def add(self, span: Span) -> None:
         """Add a span that has ended."""
         if span.cause == "engine":
             self._slot.answered()
             self._notify()  # another trajectory may ask the engine now
         self._stats.add(span)
+
+
+async def _closed(session: Session) -> None:
+    """Close a session, also if the task is cancelled."""
+    await run_to_completion(session.close(), always_wait=True)
 
 
 async def _each(tasks: Iterable[Any] | AsyncIterable[Any], threads: WorkerThreads) -> AsyncGenerator[Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.engines.base import OnIds
+from torchrl_agentic.engines.base import ContextExceeded, OnIds
 from torchrl_agentic.messages import Message
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
@@ -54,6 +54,11 @@ class Speaker(Protocol):
         """The tokens of the trajectory; None without tokens."""
         ...
 
+    @property
+    def written(self) -> TokenLedger | None:
+        """The tokens up to the next answer, with which a speaker can continue; None without tokens."""
+        ...
+
     def token_drift(self) -> int:
         """Return how many ids differ from those of the whole conversation, encoded at once."""
         ...
@@ -69,6 +74,7 @@ class TokenSpeaker:
         tools: Names of the tools that the template shows; None: all.
         key: Name of the trajectory.
         max_new_tokens: Upper bound on the tokens of one answer.
+        written: Tokens of `messages` as another speaker wrote them, which this one continues; or None.
     """
 
     def __init__(
@@ -80,12 +86,17 @@ class TokenSpeaker:
         tools: frozenset[str] | None,
         key: str,
         max_new_tokens: int,
+        written: TokenLedger | None = None,
     ) -> None:
         assert agent.encoder is not None
         self._encoder = agent.encoder
         self._requests, self._key = requests, key
         self._max_new_tokens = max_new_tokens
-        self._writer: TokenWriter = agent.encoder.begin(messages, tools=tools)
+        self._writer: TokenWriter = (
+            agent.encoder.begin(messages, tools=tools)
+            if written is None
+            else TokenWriter(agent.encoder, written.copy(), messages=messages, tools=tools)
+        )
         self._context_length: int | None = getattr(requests.engine, "context_length", None)
         self._media: dict[str, list[Any]] = {}
         self._see_media(messages)
@@ -119,6 +130,9 @@ class TokenSpeaker:
             The injected messages as they were encoded: long results truncated, media replaced by text where
             the processor rejects it.
         """
+        room = self._writer.room(self._context_length)
+        if room is not None:
+            injected = [self._encoder.shorten(message, room) for message in injected]
         heard = self._writer.add_messages(answer, injected).injected
         self._see_media(heard)
         return heard
@@ -144,6 +158,11 @@ class TokenSpeaker:
         """The tokens of the trajectory; None if each prompt is rendered anew, which keeps no earlier ids."""
         return None if self._encoder.use_inference_chat_template else self._writer.ledger
 
+    @property
+    def written(self) -> TokenLedger | None:
+        """The tokens up to the next answer."""
+        return self._writer.ledger
+
     def token_drift(self) -> int:
         """Return how many ids differ from those of the whole conversation, encoded at once."""
         if self._encoder.use_inference_chat_template:
@@ -162,6 +181,7 @@ class MessageSpeaker:
         tools: Names of the tools that requests list; None: all.
         key: Name of the trajectory.
         max_new_tokens: Upper bound on the tokens of one answer.
+        written: Tokens of `messages` as another speaker wrote them, which this one continues; or None.
     """
 
     def __init__(
@@ -173,6 +193,7 @@ class MessageSpeaker:
         tools: frozenset[str] | None,
         key: str,
         max_new_tokens: int,
+        written: TokenLedger | None = None,
     ) -> None:
         self._messages = list(messages)
         self._requests, self._key = requests, key
@@ -182,18 +203,22 @@ class MessageSpeaker:
         self.had_room, self.n_sampled, self.finish = True, 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
-        """Ask for the next message.
+        """Ask for the next message; an empty, incomplete one if the conversation is too long for the model.
 
         Args:
             on_ids: Not called, since there are no ids.
         """
         del on_ids
-        message: Message = await self._requests.chat(
-            lambda engine: engine.chat(
-                self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
-            ),
-            self._key,
-        )
+        try:
+            message: Message = await self._requests.chat(
+                lambda engine: engine.chat(
+                    self._messages, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
+                ),
+                self._key,
+            )
+        except ContextExceeded:
+            self.had_room = False
+            message = Message("assistant", "", is_complete=False)
         self.finish = "stop" if message.is_complete else "length"
         return message
 
@@ -217,6 +242,11 @@ class MessageSpeaker:
 
     @property
     def ledger(self) -> TokenLedger | None:
+        """None: there are no tokens."""
+        return None
+
+    @property
+    def written(self) -> TokenLedger | None:
         """None: there are no tokens."""
         return None
 

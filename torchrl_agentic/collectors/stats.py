@@ -18,12 +18,16 @@ from torchrl_agentic.text import truncate
 if TYPE_CHECKING:
     from rich.live import Live
 
-Event: TypeAlias = Literal["aborted", "resumed", "replaced", "dropped", "cancelled", "early"]
+Event: TypeAlias = Literal[
+    "aborted", "resumed", "replaced", "dropped", "cancelled", "early", "cached", "moved", "restarted"
+]
 """What `CollectorStats.count` counts.
 
 "aborted": answers that an update or a lost engine ended. "resumed": answers that were continued. "replaced":
 trajectories that began again after a failure. "dropped": groups that left no rows. "cancelled": trajectories
-that a quorum made superfluous. "early": tool calls that started while the model still wrote.
+that a quorum made superfluous. "early": tool calls that started while the model still wrote. "cached": tool
+calls that an identical call of the same group answered. "moved": trajectories that continued on another
+worker after theirs had died; "restarted": those that began again, since they could not continue.
 """
 
 CANCELLED = "cancelled"

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from torchrl_agentic.collectors.fork import Fork
+from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.span import Span
+from torchrl_agentic.collectors.task_columns import RowParts, TaskColumns
 from torchrl_agentic.errors import check_count
-from torchrl_agentic.messages import Message, Status, Turn
+from torchrl_agentic.messages import Message, ParsedCall, Status, ToolResult, Turn, content_text
 from torchrl_agentic.tokens.ledger import TokenLedger
-
-QUESTIONS = ("messages", "prompt", "query", "question")
-"""Columns of a data set that may hold the first messages, or the text of the user's message."""
-ANSWERS = ("answer", "ground_truth")
+from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,23 @@ class Task:
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_turns: int | None = None
 
+    @property
+    def truth(self) -> Any:
+        """The right answer: `answer`, or else the first known column of `data`, such as `ground_truth`."""
+        if self.answer is not None:
+            return self.answer
+        return next((found for name in RIGHT_ANSWERS if (found := lookup(self.data, name)) is not None), None)
+
     @classmethod
     def of(cls, row: Any, number: int) -> Task:
         """Read a task from a row of a data set.
 
+        `load_tasks` reads whole data sets, and takes other names of columns.
+
         Args:
-            row: A `Task`, or a mapping with "messages" or "prompt" (messages), or "query" or "question" (the
-                user's text), and perhaps "name", "answer" or "ground_truth", and further columns.
+            row: A `Task`, or a mapping with one of the columns "messages" or "prompt" (messages, or the
+                user's text), "query", "question", "problem" or "instruction" (the user's text); and perhaps
+                with "name", "answer" or another column of `TaskColumns`, and further columns.
             number: Number of the row, its name if it has none.
 
         Raises:
@@ -52,18 +62,38 @@ class Task:
             return row
         if not isinstance(row, Mapping):
             raise TypeError(f"a task is a Task or a mapping of columns; got {type(row).__name__}")
-        columns = cast("Mapping[str, Any]", row)
-        key = next((key for key in QUESTIONS if columns.get(key) is not None), None)
-        if key is None:
-            raise ValueError(f"a row needs one of {', '.join(QUESTIONS)}; got {', '.join(columns)}")
-        asked: Any = columns[key]
-        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-        answer = next((columns[name] for name in ANSWERS if columns.get(name) is not None), None)
-        hidden = {key, "name", *ANSWERS}
-        data = {name: value for name, value in columns.items() if name not in hidden}
-        task = cls(str(columns.get("name", number)), messages, answer, data)
+        parts = TaskColumns().read(cast("Mapping[str, Any]", row))
+        return cls.from_parts(parts, str(number if parts.name is None else parts.name))
+
+    @classmethod
+    def from_parts(cls, parts: RowParts, name: str) -> Task:
+        """Return the task of a row that was read by `TaskColumns`.
+
+        Args:
+            parts: The parts of the row.
+            name: Name of the task.
+
+        Raises:
+            ValueError: If it has no messages, or one lacks a role or content.
+        """
+        task = cls(name, parts.messages, parts.answer, parts.data)
         _check(task)
         return task
+
+
+def lookup(data: Mapping[str, Any], name: Any) -> Any:
+    """Return a column of a data set; None if it is missing.
+
+    Args:
+        data: The columns.
+        name: Name of a column, or a tuple that leads into nested mappings.
+    """
+    found: Any = data
+    for key in (name,) if isinstance(name, str) else name:
+        if not isinstance(found, Mapping):
+            return None
+        found = cast("Mapping[str, Any]", found).get(key)
+    return found
 
 
 def _check(task: Task) -> None:
@@ -82,10 +112,11 @@ class Trajectory:
     Attributes:
         name: Name of the trajectory, unique in the process.
         task: The task.
-        index: Number in its group, counted from 0.
+        index: Number in its group, counted from 0; the same for all branches of a tree.
         messages: All messages.
         turns: One record per message of the model, with its calls and their results.
-        reason: Why it ended: "no_calls", "stop_tool", "max_turns", "max_trajectory_tokens" or "user".
+        reason: Why it ended: "no_calls", "stop_tool", "max_turns", "max_trajectory_tokens", "user" or
+            "refused".
         terminated: Whether it ended by itself.
         truncated: Whether a bound ended it.
         ledger: Its tokens; None if the engine takes messages instead of tokens.
@@ -96,6 +127,9 @@ class Trajectory:
         token_drift: Number of ids that differ from those of the whole conversation, encoded at once.
         seconds: From its first request to its end.
         spans: What the time was spent on.
+        score: What the reward function returned, as a `Score`; None until then, or without one.
+        forks: The forks on its way, if `AgentCollector(branching=...)` let it fork; it shares the messages
+            and tokens before a fork with the other branches.
     """
 
     name: str
@@ -114,6 +148,13 @@ class Trajectory:
     token_drift: int = 0
     seconds: float = 0.0
     spans: tuple[Span, ...] = ()
+    score: Score | None = None
+    forks: tuple[Fork, ...] = ()
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The index, then the number of its branch at each fork; unique in its group."""
+        return (self.index, *(fork.branch for fork in self.forks))
 
     @property
     def has_ended(self) -> bool:
@@ -125,6 +166,40 @@ class Trajectory:
         """The text of the last message if it is the model's, else ""."""
         last = self.messages[-1]
         return last.text if last.role == "assistant" else ""
+
+    @property
+    def final_answer(self) -> str:
+        """The `answer` without its reasoning; "" if the model was cut off while it reasoned."""
+        return _split(self.answer)[1].strip()
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of all messages of the model, in order, without the `<think>` tags."""
+        said = [message for message in self.messages if message.role == "assistant"]
+        found = (message.reasoning or _split(message.text)[0] for message in said)
+        return "\n".join(filter(None, (text.strip() for text in found)))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of all messages of the model, in order, with their reasoning and calls."""
+        return tuple(message.text for message in self.messages if message.role == "assistant")
+
+    @property
+    def question(self) -> str:
+        """The text of the last message of the task that the user wrote, else of its last message."""
+        asked = [message for message in self.task.messages if message["role"] == "user"]
+        return content_text((asked or self.task.messages)[-1]["content"])
+
+    @property
+    def calls(self) -> tuple[tuple[ParsedCall, ToolResult], ...]:
+        """All tool calls, in order, each with its result: `for call, result in trajectory.calls`.
+
+        A call has `tool` and `args`, and `error` if it could not be read; a result has `status`, `is_error`,
+        `text`, `reward` and `metrics`.
+        """
+        return tuple(
+            pair for turn in self.turns for pair in zip(turn.outcome.calls, turn.outcome.results, strict=True)
+        )
 
     @property
     def n_calls(self) -> int:
@@ -150,5 +225,17 @@ class Trajectory:
 
     @property
     def n_sampled(self) -> int:
-        """Number of sampled tokens; 0 without tokens."""
+        """Number of sampled tokens, those before its forks included; 0 without tokens."""
         return 0 if self.ledger is None else sum(self.ledger.mask)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the reasoning in a message of the model, and what follows it.
+
+    The opening tag may be missing, because many chat templates end the prompt with it.
+    """
+    before, tag, after = text.rpartition("</think>")
+    if not tag:
+        after, tag, before = text.partition("<think>")  # cut off while it reasoned, if there is a tag
+        return before, after
+    return before.replace("<think>", "").replace("</think>", ""), after

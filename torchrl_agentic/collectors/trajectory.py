@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tensordict import TensorDict
 
-from torchrl_agentic.collectors.agent import Agent, lookup
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.branching import BranchPoint, Forking
 from torchrl_agentic.collectors.early_calls import EarlyCalls
-from torchrl_agentic.collectors.requests import Requests, is_cancelling
+from torchrl_agentic.collectors.effect_journal import EffectJournal
+from torchrl_agentic.collectors.fork import Fork
+from torchrl_agentic.collectors.outcome import Outcome, Reward
+from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
-from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.task import Task, Trajectory, lookup
+from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import open_tools, read_row
 from torchrl_agentic.dispatch.rendering import render
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.dispatch.session import SessionCounts
 from torchrl_agentic.interactions.user_tool import final_score, reply, set_arguments
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
-from torchrl_agentic.records import Recording, TokenRecord
 from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
 
-Reward = Callable[[Trajectory], Awaitable[float]]
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.call_cache import CallCache
+
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
+LONG_LEDGER = 50_000
+"""Tokens above which the check for drift runs on a thread."""
 
 
 class Observer(Protocol):
@@ -48,13 +56,18 @@ class Observer(Protocol):
         """
         ...
 
+    def started_early(self, name: str, count: int) -> None:
+        """Note calls that started while the model wrote their message.
+
+        Args:
+            name: Name of the trajectory.
+            count: Number of the calls.
+        """
+        ...
+
     def add(self, span: Span) -> None:
         """Add a span that has ended."""
         ...
-
-
-class RewardError(RuntimeError):
-    """A reward function raised, or returned no number."""
 
 
 class TrajectoryRun:
@@ -66,10 +79,17 @@ class TrajectoryRun:
         task: What the trajectory starts from.
         name: Name of the trajectory, unique in the process.
         index: Number in its group.
+        group: Number of the group; None without one.
         max_new_tokens: Upper bound on the tokens of one answer.
-        reward: Returns a reward that is added to those of the transforms, or None.
+        reward: Returns a score that is added to the rewards of the transforms, or None.
         speculate: Whether calls of tools without effects start while the model still writes.
         observer: Follows what the trajectory does, or None.
+        state: State of another run of this task, which this one continues; None: it begins.
+        cache: Results of calls that the trajectories of the group share, or None.
+        key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
+        journal: Gets a line before the calls of a turn run that have effects, or None.
+        session: Session with what was open in that state, from `branch_session`; None: a new one.
+        forking: Decides after each turn whether the trajectory forks; None: it never does.
 
     Attributes:
         name: Name of the trajectory.
@@ -84,30 +104,41 @@ class TrajectoryRun:
         *,
         name: str,
         index: int = 0,
+        group: int | None = None,
         max_new_tokens: int = 1024,
         reward: Reward | None = None,
         speculate: bool = False,
         observer: Observer | None = None,
+        state: TrajectoryState | None = None,
+        cache: CallCache | None = None,
+        key: str | None = None,
+        journal: EffectJournal | None = None,
+        session: Session | None = None,
+        forking: Forking | None = None,
     ) -> None:
+        self._key, self._journal = key or name, journal
         self._agent, self._requests, self._task = agent, requests, task
         self.name, self._index, self._reward = name, index, reward
+        self._outcome = Outcome(agent, task, name=name, index=index, group=group, reward=reward)
         self._speculate = speculate
         self.phase: Literal["task", "trajectory", "reward"] = "task"
         self._max_new_tokens = max_new_tokens
         self._observer = observer
         self._time = asyncio.get_running_loop().time
         self._began = self._time()
-        self._session: Session = agent.dispatcher.session(name, row=index)
+        self._is_branch, self._forking = session is not None, forking
+        self._session: Session = agent.dispatcher.session(name, row=index) if session is None else session
+        if session is None and cache is not None:  # a branch of a session has its cache already
+            self._session.cache = cache.of(name)
         self._conversation: list[StoredMessage] = [StoredMessage(message) for message in task.messages]
         self._recorded = 0
-        self._recording: Recording = Recording()
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
         self._reason, self._terminated, self._truncated = "", False, False
-        self._tool_reward = 0.0
-        self._has_reward = bool(reward or agent.tool_rewards or agent.answer_rewards)
         self._user: Session | None = None
-        self._user_name, self._n_replies, self._user_total, self._user_score = "", 0, 0.0, 0.0
+        self._user_name, self._user_state = "", UserState()
+        self._source = state
+        self._mark: _Mark | None = None
 
     async def run(self) -> Trajectory:
         """Run the trajectory to its end, close what it holds open, and compute its reward.
@@ -123,15 +154,120 @@ class TrajectoryRun:
                 self.phase = "trajectory"
                 while not self._is_over:
                     await self._turn(speaker)
+                    if self._forking is not None and not self._is_over:
+                        await self._forking.after_turn(self)
             finally:
                 await run_to_completion(self._close(), always_wait=True)
             self.phase = "reward"
-            trajectory = await self._rewarded(self._finished(speaker))
+            drift = await self._token_drift(speaker)
+            trajectory = await self._rewarded(self._finished(speaker, drift))
         except BaseException:
-            self._recording.finish("failed")
+            self._outcome.fail()
             raise
-        self._finish_recording(trajectory)
+        self._outcome.finish(trajectory, self._recorded)
         return trajectory
+
+    def so_far(self) -> Trajectory:
+        """Return what has happened in a trajectory that failed, without its tokens."""
+        return Trajectory(
+            self.name,
+            self._task,
+            self._index,
+            tuple(message.read() for message in self._conversation),
+            tuple(self._turns),
+            "failed",
+            tool_reward=self._outcome.tool_reward,
+            seconds=self._time() - self._began,
+            spans=tuple(self._spans),
+            forks=self._forks,
+        )
+
+    def state(self) -> TrajectoryState | None:
+        """Return the trajectory as it was after its last turn; None before the first one has ended.
+
+        What has happened in the current turn is not part of it. Costs O(length); may be called at any time,
+        on the event loop of the trajectory.
+        """
+        mark = self._mark
+        if mark is None:
+            return self._source
+        ledger = None if mark.ledger is None else mark.ledger.copy(mark.n_tokens)
+        return replace(self._state_after(mark, 0, 0), ledger=ledger)
+
+    def state_after(self, n_messages: int, n_turns: int) -> TrajectoryState | None:
+        """Return the part of the `state` that is new since an earlier one, without the ledger.
+
+        Args:
+            n_messages: Number of first messages that are left out.
+            n_turns: Number of first turns that are left out.
+
+        Returns:
+            The new part; None if no turn has ended in this run.
+        """
+        return None if self._mark is None else self._state_after(self._mark, n_messages, n_turns)
+
+    def _state_after(self, mark: _Mark, n_messages: int, n_turns: int) -> TrajectoryState:
+        return TrajectoryState(
+            messages=tuple({**message} for message in self._conversation[n_messages : mark.n_messages]),
+            turns=tuple(self._turns[n_turns : mark.n_turns]),
+            n_recorded=mark.n_recorded,
+            ledger=None,
+            counts=mark.counts,
+            is_open=mark.is_open,
+            tool_reward=mark.tool_reward,
+            user=mark.user,
+            reason=mark.reason,
+            terminated=mark.terminated,
+            truncated=mark.truncated,
+            seconds=mark.seconds,
+        )
+
+    def branch_point(self) -> BranchPoint:
+        """Return the end of the last turn, for a function that decides whether the trajectory forks."""
+        ledger = None if self._mark is None else self._mark.ledger
+        log_probs: Sequence[float] = ()
+        if ledger is not None:
+            spans = [span for span in ledger.spans() if span.source == SAMPLED]
+            log_probs = ledger.log_probs[spans[-1].start : spans[-1].stop] if spans else ()
+        return BranchPoint(len(self._turns), self._turns[-1], log_probs, len(self._forks))
+
+    async def branch_session(self, names: Sequence[str]) -> list[Session]:
+        """Copy what the trajectory holds open, for others that continue its `state`; the caller closes them.
+
+        Args:
+            names: Names of the other trajectories, each unique in the process.
+
+        Raises:
+            TypeError: If a tool that is open defines no `branch`.
+            InfrastructureError: If the state of a tool cannot be copied.
+        """
+        self._doing("tools", "branch")
+        sessions = [self._agent.dispatcher.session(name, row=self._index) for name in names]
+        await self._session.branch(sessions)
+        return sessions
+
+    @property
+    def _forks(self) -> tuple[Fork, ...]:
+        return () if self._forking is None else self._forking.forks
+
+    def _mark_turn(self, speaker: Speaker) -> None:
+        """Note where the turn ended, for `state`; costs O(calls), not O(length)."""
+        ledger = speaker.written
+        self._mark = _Mark(
+            len(self._conversation),
+            len(self._turns),
+            self._recorded,
+            ledger,
+            0 if ledger is None else len(ledger),
+            self._session.counts(),
+            self._session.is_open or (self._user is not None and self._user.is_open),
+            self._outcome.tool_reward,
+            self._user_state,
+            self._reason,
+            self._terminated,
+            self._truncated,
+            self._time() - self._began,
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -139,12 +275,15 @@ class TrajectoryRun:
 
     async def _begin(self) -> Speaker:
         """Read the row, open what opens at the start, and encode the first prompt."""
-        agent, session = self._agent, self._session
+        agent, session, source = self._agent, self._session, self._source
         tools = agent.dispatcher.tools
         session.data = read_row({**self._task.data}, tools)
-        calls, results = await open_tools(session, tools)
-        if calls:
-            self._conversation += map(StoredMessage, self._render(calls, results))
+        if source is not None:
+            self._resume(source)
+        else:
+            calls, results = await open_tools(session, tools)
+            if calls:
+                self._conversation += map(StoredMessage, self._render(calls, results))
         if agent.users is not None:
             told = lookup(self._task.data, agent.users.column)
             if told is None:
@@ -159,9 +298,23 @@ class TrajectoryRun:
             self._requests,
             [message.for_template() for message in self._conversation],
             tools=session.data.selection_at(0),
-            key=self.name,
+            key=self._key,
             max_new_tokens=self._max_new_tokens,
+            written=None if source is None else source.ledger,
         )
+
+    def _resume(self, state: TrajectoryState) -> None:
+        """Take over what another run has done, its records included."""
+        if state.is_open and not self._is_branch:
+            raise ValueError(f"{self.name} cannot continue: its tools held something open")
+        self._session.resume(state.counts)
+        self._conversation = [StoredMessage(fields) for fields in state.messages]
+        self._user_state = state.user
+        self._began -= state.seconds
+        for turn in state.turns:
+            self._record(replace(turn, trajectory=self.name, row=self._index))
+        self._recorded = state.n_recorded
+        self._reason, self._terminated, self._truncated = state.reason, state.terminated, state.truncated
 
     async def _turn(self, speaker: Speaker) -> None:
         """Sample a message, and handle it; its first calls may start while it is sampled."""
@@ -173,6 +326,8 @@ class TrajectoryRun:
             await self._finish_turn(speaker, message, early)
         finally:
             if early is not None:
+                if early.n_started and self._observer is not None:
+                    self._observer.started_early(self.name, early.n_started)
                 await run_to_completion(early.close(), always_wait=True)
 
     def _early_calls(self) -> EarlyCalls | None:
@@ -193,7 +348,7 @@ class TrajectoryRun:
         if isinstance(message.content, str):
             plain = without_eos(message.content, agent.eos_strings)
             if plain is not message.content:
-                message = Message("assistant", plain, message.tool_calls, is_complete=message.is_complete)
+                message = replace(message, content=plain)
         answer = StoredMessage.of(message)
         before = len(self._conversation)
         parsed = parse_message(
@@ -225,15 +380,20 @@ class TrajectoryRun:
         )
         self._recorded = before + 1 + len(injected)
         self._record(turn)
-        self._end_by_turn(speaker, results, has_calls=bool(calls))
+        self._end_by_turn(speaker, message, results, has_calls=bool(calls))
         injected += await self._hear_user([*self._conversation, answer, *injected], has_calls=bool(calls))
         await self._extend(speaker, answer, injected)
         if not self._is_over and speaker.is_full:
             self._end("max_trajectory_tokens", truncated=True)
+        self._mark_turn(speaker)
 
     async def _run_calls(self, calls: Sequence[ParsedCall], early: EarlyCalls | None) -> Sequence[ToolResult]:
         session = self._session
         start = self._doing("tools", ", ".join(dict.fromkeys(call.tool for call in calls)))
+        if self._journal is not None:
+            bound = map(self._agent.dispatcher.bound.get, (call.tool for call in calls))
+            if any(one is not None and one.effects.may_change for one in bound):
+                self._journal.mark(self.name, session.turn)
         if early is None:
             (results,) = await self._agent.dispatcher.run([(session, calls, self._state())])
         else:
@@ -266,10 +426,14 @@ class TrajectoryRun:
         shown = {name: value for name, value in self._task.data.items() if name not in HIDDEN_STATE}
         return TensorDict(shown).lock_()
 
-    def _end_by_turn(self, speaker: Speaker, results: Sequence[ToolResult], *, has_calls: bool) -> None:
-        """End the trajectory if its tools, its bounds or the lack of calls do; the first reason counts."""
+    def _end_by_turn(
+        self, speaker: Speaker, message: Message, results: Sequence[ToolResult], *, has_calls: bool
+    ) -> None:
+        """End the trajectory if its tools, a refusal, its bounds or the lack of calls do."""
         if any(result.stop for result in results):
             self._end("stop_tool", terminated=True)
+        if message.refusal:
+            self._end("refused", terminated=True)
         if not speaker.had_room:
             self._end("max_trajectory_tokens", truncated=True)
         elif self._agent.when_no_calls and not has_calls:
@@ -294,7 +458,8 @@ class TrajectoryRun:
         messages = [message.read() for message in conversation]
         is_answer = not (self._is_over or has_calls)
         has_failed = False
-        if is_answer and users.max_turns is not None and self._n_replies >= users.max_turns:
+        heard = self._user_state
+        if is_answer and users.max_turns is not None and heard.n_replies >= users.max_turns:
             self._end("max_turns", truncated=True)
         elif is_answer:
             start = self._doing("user", self._user_name)
@@ -304,8 +469,7 @@ class TrajectoryRun:
             if found is None:
                 self._end("max_turns", truncated=True)
             else:
-                self._n_replies += 1
-                self._user_total += found.score or 0.0
+                heard = UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
                 if found.text or not found.is_over:
                     text = self._agent.parser.control_escaper.escape(found.text)
                     said.append(StoredMessage({"role": users.role, "content": text}))
@@ -315,7 +479,8 @@ class TrajectoryRun:
                     self._end("user", terminated=True)
         if self._is_over:
             judged = None if has_failed else (await final_score(session, self._user_name, messages))[0]
-            self._user_score = self._user_total if judged is None else judged
+            heard = replace(heard, score=heard.total if judged is None else judged)
+        self._user_state = heard
         return said
 
     async def _extend(
@@ -334,17 +499,9 @@ class TrajectoryRun:
             self._conversation.append(fitted)
 
     def _record(self, turn: Turn) -> None:
-        """Keep a turn and its reward, and pass both to the recorder."""
-        if self._agent.hook is not None:
-            if not self._turns:
-                self._recording = self._agent.hook.begin(self.name, self._index)
-            self._recording.record_turn(turn)
+        """Keep a turn."""
         self._turns.append(turn)
-        reward = sum(result.reward or 0.0 for result in turn.outcome.results)
-        self._tool_reward += reward
-        weighted = sum(one.calls * reward for one in self._agent.tool_rewards)
-        if weighted:
-            self._recording.add_reward(weighted)
+        self._outcome.record(turn)
 
     def _doing(self, cause: Cause, detail: str = "") -> float:
         """Report what begins, and return the time."""
@@ -370,7 +527,7 @@ class TrajectoryRun:
             self.name,
             name,
             self._session.turn if turn is None else turn,
-            self._requests.engine.version,
+            self._requests.version,
             tokens,
             status,
         )
@@ -382,10 +539,14 @@ class TrajectoryRun:
         users = () if self._user is None else (self._user,)
         await asyncio.gather(*(session.close() for session in (self._session, *users)))
 
-    def _finished(self, speaker: Speaker) -> Trajectory:
-        agent = self._agent
-        final = self._session.take_reward()
-        trajectory = Trajectory(
+    async def _token_drift(self, speaker: Speaker) -> int:
+        ledger = speaker.ledger
+        if ledger is None or len(ledger) <= LONG_LEDGER:
+            return speaker.token_drift()
+        return await self._session.threads.run(speaker.token_drift)
+
+    def _finished(self, speaker: Speaker, drift: int) -> Trajectory:
+        return Trajectory(
             self.name,
             self._task,
             self._index,
@@ -395,71 +556,38 @@ class TrajectoryRun:
             self._terminated,
             self._truncated,
             speaker.ledger,
-            self._tool_reward,
-            final,
-            self._user_score,
-            0.0,
-            speaker.token_drift(),
-            self._time() - self._began,
-            tuple(self._spans),
+            self._outcome.tool_reward,
+            self._session.take_reward(),
+            self._user_state.score,
+            token_drift=drift,
+            seconds=self._time() - self._began,
+            spans=tuple(self._spans),
+            forks=self._forks,
         )
-        reward = sum(one.calls * self._tool_reward + one.trajectories * final for one in agent.tool_rewards)
-        return replace(trajectory, reward=reward)
 
     async def _rewarded(self, trajectory: Trajectory) -> Trajectory:
-        """Add the rewards for the answer, and that of the reward function."""
-        added = sum(self._answer_rewards(trajectory))
-        if self._reward is not None:
-            start = self._doing("reward")
-            try:
-                value: Any = await self._reward(trajectory)
-                if isinstance(value, str):
-                    raise TypeError(f"a reward is a number; got {value!r:.80}")
-                added += float(value)
-            except InfrastructureError:
-                raise
-            except BaseException as error:  # SystemExit too: it would end the loop that all share
-                if isinstance(error, GeneratorExit) or is_cancelling():
-                    raise
-                raise RewardError(f"the reward of {self.name}: {type(error).__name__}: {error}") from error
-            self._span("reward", start)
-        reward = trajectory.reward + added
-        if not math.isfinite(reward):  # it would spoil the advantages of its whole group
-            raise RewardError(f"the reward of {self.name} is {reward}; it must be finite")
-        return replace(trajectory, reward=reward, spans=tuple(self._spans))
+        """Add the rewards; the reward function has a span."""
+        if self._reward is None:
+            return await self._outcome.rewarded(trajectory)
+        start = self._doing("reward")
+        trajectory = await self._outcome.rewarded(trajectory)
+        self._span("reward", start)
+        return replace(trajectory, spans=tuple(self._spans))
 
-    def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:
-        said = (message.text for message in reversed(trajectory.messages) if message.role == "assistant")
-        answer = next(said, "")
-        for one in self._agent.answer_rewards:
-            only = one.columns[0] if len(one.columns) == 1 else None
-            truth = self._agent.truth(self._task) if only is None else lookup(self._task.data, only)
-            if truth is None:
-                raise RewardError(f"task {self._task.name!r} has no right answer")
-            yield one.reward_of(answer, str(truth))
 
-    def _finish_recording(self, trajectory: Trajectory) -> None:
-        """Complete the record of the trajectory."""
-        agent, record = self._agent, self._agent.record
-        if agent.hook is None or not self._turns:
-            return
-        if self._has_reward:
-            of_turns = sum(one.calls * self._tool_reward for one in agent.tool_rewards)
-            last = sum(result.reward or 0.0 for result in self._turns[-1].outcome.results)
-            of_last = sum(one.calls * last for one in agent.tool_rewards)
-            self._recording.add_reward(of_last + trajectory.reward - of_turns)
-        self._recording.annotate(gts=agent.truth(self._task))
-        if record is not None:
-            extras = {name: lookup(self._task.data, key) for name, key in record.extras.items()}
-            tokens = self._token_record(trajectory) if record.tokens else None
-            self._recording.annotate(tokens=tokens, **extras)
-        self._recording.add_messages([one.read() for one in self._conversation[self._recorded :]])
-        self._recording.finish(trajectory.reason)
+class _Mark(NamedTuple):
+    """The end of a turn: how much of what grows belongs to it, and the values that change."""
 
-    def _token_record(self, trajectory: Trajectory) -> TokenRecord | None:
-        encoder, ledger = self._agent.encoder, trajectory.ledger
-        if encoder is None or ledger is None:
-            return None
-        ids = ledger.ids
-        decode = encoder.tokenizer.decode
-        return TokenRecord(ledger, tuple(decode(ids[span.start : span.stop]) for span in ledger.spans()))
+    n_messages: int
+    n_turns: int
+    n_recorded: int
+    ledger: TokenLedger | None
+    n_tokens: int
+    counts: SessionCounts
+    is_open: bool
+    tool_reward: float
+    user: UserState
+    reason: str
+    terminated: bool
+    truncated: bool
+    seconds: float

@@ -1,0 +1,165 @@
+"""Trajectories on actors of a Ray cluster with several nodes on this machine, of which one is removed."""
+
+import os
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import ray
+from helpers.collector_worlds import WildEngine, looks, rows_of, tokenizer
+from helpers.limiter_process import most_at_once
+
+from torchrl_agentic import RateLimiter, Task, ToolCompose, tool
+from torchrl_agentic.collectors import AgentCollector, CollectorError, RayWorkers
+from torchrl_agentic.limits import ClusterRateLimiter
+from torchrl_agentic.tools.base import Effects
+
+pytestmark = [
+    *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
+    pytest.mark.timeout(240),
+    pytest.mark.cluster,
+]
+QUIET = {"include_dashboard": False, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster(own_ray):
+    """Start a cluster of a head, and of two nodes that may be removed."""
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **QUIET})
+    for _ in range(2):
+        found.add_node(num_cpus=2, object_store_memory=80 << 20)
+    here = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    ray.init(
+        address=found.address,
+        log_to_driver=False,
+        namespace=uuid.uuid4().hex,
+        runtime_env={"env_vars": {"PYTHONPATH": here}},
+    )
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this module
+    before = threading.excepthook
+
+    def hook(args):  # Ray's own threads may lose the cluster before they are stopped
+        if args.thread is None or not args.thread.name.startswith("ray_"):
+            before(args)
+
+    yield found
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    threading.excepthook = hook
+    for thread in threading.enumerate():
+        if thread.name == "torchrl_agentic-lease":  # Ray ends a process in which a thread uses it now
+            thread.join(30)
+    ray.shutdown()
+    found.shutdown()
+    threading.excepthook = before
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"cpus_per_worker": -1}, {"placement": "near"}], ids=str)
+def test_wrong_numbers_and_a_missing_cluster_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RayWorkers(**{"count": 1, **wrong})
+    if not ray.is_initialized():
+        with pytest.raises(RuntimeError, match=r"call ray\.init"):
+            RayWorkers(1).check()
+
+
+def noting(folder, seconds):
+    """Return a tool with an effect, which notes its calls in files of its process."""
+
+    @tool(effects=Effects(writes=["world"]))
+    async def look(key: str) -> str:
+        """Look something up.
+
+        Args:
+            key: A key.
+        """
+        import asyncio
+        import os
+        import time
+
+        with open(os.path.join(folder, f"{os.getpid()}.keys"), "a") as keys:
+            keys.write(f"{key}\n")
+        began = time.monotonic()
+        await asyncio.sleep(seconds)
+        with open(os.path.join(folder, f"{os.getpid()}.log"), "a") as log:
+            log.write(f"{began} {time.monotonic()}\n")
+        return f"found {key}"
+
+    return look
+
+
+def tasks(count):
+    return [Task(f"t{number}", [{"role": "user", "content": f"q{number}"}]) for number in range(count)]
+
+
+def test_a_node_that_is_removed_loses_only_the_turns_that_ran_there(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchrl_agentic.limits.cluster.LINGER_S", 0.2)
+    compose = ToolCompose([noting(str(tmp_path), 0.2)], rate_limits={"look": RateLimiter(max_concurrent=4)})
+    collector = AgentCollector(
+        compose,
+        engine=WildEngine(looks(2), delay=lambda key: 0.005),
+        tokenizer=tokenizer(),
+        tasks=tasks(24),
+        group_size=2,
+        groups_per_batch=2,
+        max_in_flight=16,
+        max_staleness=None,
+        workers=RayWorkers(2, cpus_per_worker=1),
+        name="x",
+    )
+    batches = []
+    with collector:
+        for batch in collector:
+            batches.append(batch)
+            if len(batches) == 2:
+                cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+        figures = collector.stats.snapshot()
+    rows = rows_of(batches)
+    assert Counter(row["query"] for row in rows) == {f"q{number}": 2 for number in range(24)}
+    assert all(row["agentic", "n_calls"].item() == 2 for row in rows)
+    assert figures["failures"] == {}
+    assert figures["events"].get("restarted", 0) > 0
+    keys = Counter(key for file in tmp_path.glob("*.keys") for key in file.read_text().split())
+    assert set(keys.values()) == {1}  # no call of one trajectory ran twice
+    kept = {row["collector", "name"] for row in rows}
+    assert {key.partition("#")[0] for key in keys} >= kept
+    assert len(list(tmp_path.glob("*.keys"))) >= 2
+    assert most_at_once(sorted(tmp_path.glob("*.log"))) <= 4
+
+    ended_within(30, [int(file.stem) for file in tmp_path.glob("*.keys")])
+
+
+def ended_within(seconds, pids):
+    """Wait until processes have ended."""
+    until = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until, "a worker goes on after the shutdown"
+        time.sleep(0.05)
+
+
+def test_a_worker_that_cannot_be_created_names_the_reason(cluster):
+    here = os.getpid()
+
+    def made():
+        if os.getpid() != here:
+            raise ModuleNotFoundError("No module named 'shop'")
+        return ToolCompose([noting("", 0.0)])
+
+    given = {"tokenizer": tokenizer(), "tasks": tasks(1), "workers": RayWorkers(1)}
+    collector = AgentCollector(made, engine=WildEngine(looks(1)), **given)
+    with pytest.raises(CollectorError, match=r"worker 0 could not start.*'shop'.*runtime_env"):
+        list(collector)
+
+
+def test_a_limiter_of_this_machine_is_refused(cluster):
+    limiter = ClusterRateLimiter(uuid.uuid4().hex, max_concurrent=1, over="machine")
+    compose = ToolCompose([noting("", 0.0)], rate_limits={"look": limiter})
+    given = {"tokenizer": tokenizer(), "tasks": tasks(1), "workers": RayWorkers(1)}
+    with pytest.raises(ValueError, match="holds on this machine only"):
+        AgentCollector(compose, engine=WildEngine(looks(1)), **given)

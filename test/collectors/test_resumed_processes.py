@@ -1,0 +1,99 @@
+"""Collectors in processes that are killed at random turns, and continued from their last saved states."""
+
+import multiprocessing
+import os
+import random
+import signal
+from collections import Counter
+
+import pytest
+from helpers.resumed_runs import N_TASKS, notes_of, train, train_and_tell
+
+PROCESSES = multiprocessing.get_context("forkserver")
+SLOW_IMPORTS = [
+    "torchrl_agentic.collectors.agent_collector",
+    "torchrl_agentic.testing.tokenizers",
+    "jinja2",
+    "transformers",
+]
+PROCESSES.set_forkserver_preload(SLOW_IMPORTS)
+SEEDS = range(2)
+
+
+def lived(folder, seed, options, *, answers=None):
+    """Run a process, and kill it after so many answers.
+
+    Returns:
+        Its curve, None if it was killed; and the trajectories whose first answer in it was a later one.
+    """
+    ours, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=train_and_tell, args=(folder, seed, theirs, options))
+    process.start()
+    theirs.close()
+    curve, first = None, {}
+    try:
+        while curve is None and answers != 0:
+            assert ours.poll(60)
+            said = ours.recv()
+            if isinstance(said, tuple):
+                first.setdefault(*said)
+                answers = None if answers is None else answers - 1
+            else:
+                curve = said
+        if answers == 0:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+        assert process.exitcode == (0 if curve is not None else -signal.SIGKILL)
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    return curve, [key for key, turn in first.items() if turn]
+
+
+def killed_and_resumed(folder, seed, options):
+    """Kill a run some times, and let it end; return its curve, and which trajectories continued."""
+    odds = random.Random(seed)
+    folder.mkdir()
+    continued = []
+    for _ in range(odds.randint(1, 2)):
+        curve, found = lived(folder, odds.random(), options, answers=odds.randint(10, 30))
+        assert curve is None
+        continued += found
+    curve, found = lived(folder, odds.random(), options)
+    return curve, [*continued, *found]
+
+
+def whole(folder, options):
+    """Return the curve of a run in this process that is not interrupted."""
+    folder.mkdir()
+    said = []
+    train(folder, 0, said.append, options)
+    return said[-1]
+
+
+def check_run(folder, curve):
+    """Check that no effect happened twice in one trajectory, and that each task is in one batch."""
+    assert max(Counter(notes_of(folder)).values()) == 1
+    tasks = Counter(name for figures, *_ in curve for name, _ in figures)
+    assert tasks == {f"t{number}": 2 for number in range(N_TASKS)}
+
+
+@pytest.mark.parametrize(
+    ("has_journal", "is_stream"),
+    [(False, False), (True, False), (True, True)],
+    ids=["bare", "journal", "journal and stream"],
+)
+def test_killed_runs_have_the_curve_of_an_uninterrupted_one(tmp_path, has_journal: bool, is_stream: bool):
+    n_continued = 0
+    options = {"is_stream": is_stream}
+    expected = whole(tmp_path / "whole", options)
+    for seed in SEEDS:
+        folder = tmp_path / str(seed)
+        journal = {"journal": str(folder / "effects")} if has_journal else {}
+        curve, continued = killed_and_resumed(folder, seed, {**options, **journal})
+        check_run(folder, curve)
+        assert curve == expected
+        n_continued += len(continued)
+    assert [version for *_, version in expected] == list(range(N_TASKS // 2))
+    assert bool(n_continued) is has_journal

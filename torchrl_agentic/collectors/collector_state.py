@@ -1,0 +1,364 @@
+"""`CollectorState`: the begun groups of a collector as plain values, with which another process continues."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, cast
+
+import numpy as np
+
+from torchrl_agentic.collectors.score import Score
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
+from torchrl_agentic.dispatch.session import SessionCounts
+from torchrl_agentic.errors import check_count
+from torchrl_agentic.records.codec import (
+    message_from_json,
+    message_to_json,
+    turns_from_json,
+    turns_to_json,
+)
+from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the form of `CollectorState.to_json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrajectory:
+    """A trajectory that had not ended.
+
+    Attributes:
+        index: Number in its group.
+        name: Its name.
+        attempt: Number of trajectories of the group that had failed when it began: part of its name.
+        suffix: End of its name if it began again in a process that continued an earlier one; else "".
+        state: Its state after its last turn; None if it had none.
+    """
+
+    index: int
+    name: str
+    attempt: int = 0
+    suffix: str = ""
+    state: TrajectoryState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A group that had begun and had not left.
+
+    Attributes:
+        label: Number of its task, the same in a run that is resumed.
+        task: Name of the task.
+        version: Policy version at which it began.
+        attempts: Number of its trajectories that failed and were replaced.
+        finished: Trajectories that had ended. After `from_json`, their tasks have a name and no messages.
+        running: The others that had begun.
+    """
+
+    label: int
+    task: str
+    version: int
+    attempts: int = 0
+    finished: tuple[Trajectory, ...] = ()
+    running: tuple[RunningTrajectory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorState:
+    """The begun groups of a collector, and its policy version.
+
+    Attributes:
+        version: Policy version.
+        groups: Groups that had begun and had not left.
+        journal: Id of the journal of effects; None without one.
+    """
+
+    version: int
+    groups: tuple[GroupState, ...] = ()
+    journal: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return dicts, lists, texts and numbers, in time O(tokens).
+
+        A trajectory that holds other values, such as opened images, is left out, and begins again.
+        """
+        return {
+            "format": FORMAT,
+            "policy_version": self.version,
+            "journal": self.journal,
+            "groups": [_group_to_json(group) for group in self.groups],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CollectorState | None:
+        """Read what `to_json` wrote; None from a state that an older version wrote without groups.
+
+        Args:
+            data: The object.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if "groups" not in data:
+            return None
+        if data.get("format") != FORMAT:
+            raise ValueError(
+                f"the state of the collector has the format {data.get('format')!r}; this version reads "
+                f"{FORMAT}"
+            )
+        try:
+            version, journal = data["policy_version"], data["journal"]
+            check_count("policy_version", version, optional=False, least=0)
+            if not isinstance(journal, str | None):
+                raise TypeError(f"journal is a text or None; got {journal!r:.80}")
+            groups = tuple(_group_from_json(group) for group in data["groups"])
+            if len({group.label for group in groups}) < len(groups):
+                raise ValueError("two groups have one label")
+            if any(not 0 <= group.version <= version for group in groups):
+                raise ValueError(f"a group is newer than the policy version {version}")
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"this is no state of an AgentCollector: {type(error).__name__}: {error}"
+            ) from error
+        return cls(int(version), groups, journal)
+
+
+class NotPlain(TypeError):
+    """A value is neither a text, a number, a list nor a mapping of them."""
+
+
+def plain(value: Any) -> Any:
+    """Return a copy of a value that holds only dicts, lists, texts, numbers, bools and None.
+
+    Args:
+        value: The value; tuples become lists.
+
+    Raises:
+        NotPlain: If it holds something else.
+    """
+    if value is None or type(value) in {str, int, float, bool}:
+        return value
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        if any(not isinstance(key, str) for key, _ in items):
+            raise NotPlain("a mapping has keys that are no texts")
+        return {str(key): plain(one) for key, one in items}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast("Iterable[Any]", value)]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise NotPlain(f"it holds a value of type {type(value).__name__}")
+
+
+def _group_to_json(group: GroupState) -> dict[str, Any]:
+    finished = [_unless_other(one.name, _finished_to_json, one) for one in group.finished]
+    return {
+        "label": group.label,
+        "task": group.task,
+        "version": group.version,
+        "attempts": group.attempts,
+        "finished": [one for one in finished if one is not None],
+        "running": [
+            {
+                "index": one.index,
+                "name": one.name,
+                "attempt": one.attempt,
+                "suffix": one.suffix,
+                "state": None if one.state is None else _unless_other(one.name, _state_to_json, one.state),
+            }
+            for one in group.running
+        ],
+    }
+
+
+def _unless_other(name: str, convert: Callable[[Any], dict[str, Any]], value: Any) -> dict[str, Any] | None:
+    """Convert a value; None if it holds something that a state cannot."""
+    try:
+        return convert(value)
+    except NotPlain as error:
+        logger.warning("the state leaves %s out, so that it begins again: %s", name, error)
+        return None
+
+
+def _group_from_json(data: Mapping[str, Any]) -> GroupState:
+    label, version, attempts = (_count(data, key) for key in ("label", "version", "attempts"))
+    task = _text(data, "task")
+    running = tuple(
+        RunningTrajectory(
+            _count(one, "index"),
+            _text(one, "name"),
+            _count(one, "attempt"),
+            _text(one, "suffix"),
+            None if one["state"] is None else _state_from_json(one["state"], one["name"], one["index"]),
+        )
+        for one in data["running"]
+    )
+    finished = tuple(_finished_from_json(one, Task(task, ())) for one in data["finished"])
+    indices = [one.index for one in (*finished, *running)]
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"two trajectories of {task} have one index")
+    return GroupState(label, task, version, attempts, finished, running)
+
+
+def _finished_to_json(one: Trajectory) -> dict[str, Any]:
+    score = one.score
+    return {
+        "name": one.name,
+        "index": one.index,
+        "messages": plain([message_to_json(message) for message in one.messages]),
+        **_turns_to_json(one.turns),
+        "reason": one.reason,
+        "terminated": one.terminated,
+        "truncated": one.truncated,
+        "ledger": _ledger_to_json(one.ledger),
+        "tool_reward": float(one.tool_reward),
+        "final_reward": float(one.final_reward),
+        "user_score": float(one.user_score),
+        "reward": float(one.reward),
+        "token_drift": int(one.token_drift),
+        "seconds": float(one.seconds),
+        "score": None
+        if score is None
+        else plain([score.value, score.answer, score.explanation, score.parts]),
+    }
+
+
+def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
+    name, index, score = _text(data, "name"), _count(data, "index"), data["score"]
+    return Trajectory(
+        name,
+        task,
+        index,
+        tuple(map(message_from_json, data["messages"])),
+        tuple(turns_from_json(data["turns"], trajectory=name, row=index)),
+        _text(data, "reason"),
+        bool(data["terminated"]),
+        bool(data["truncated"]),
+        _ledger(data),
+        float(data["tool_reward"]),
+        float(data["final_reward"]),
+        float(data["user_score"]),
+        float(data["reward"]),
+        int(data["token_drift"]),
+        float(data["seconds"]),
+        score=None if score is None else Score(float(score[0]), score[1], score[2], dict(score[3])),
+    )
+
+
+def _state_to_json(state: TrajectoryState) -> dict[str, Any]:
+    counts, user = state.counts, state.user
+    return {
+        "messages": plain(state.messages),
+        **_turns_to_json(state.turns),
+        "n_recorded": state.n_recorded,
+        "ledger": _ledger_to_json(state.ledger),
+        "counts": [counts.turn, counts.n_calls, dict(counts.ids), plain(counts.rewards)],
+        "is_open": state.is_open,
+        "tool_reward": float(state.tool_reward),
+        "user": [user.n_replies, float(user.total), float(user.score)],
+        "reason": state.reason,
+        "terminated": state.terminated,
+        "truncated": state.truncated,
+        "seconds": float(state.seconds),
+    }
+
+
+def _state_from_json(data: Mapping[str, Any], name: str, index: int) -> TrajectoryState:
+    turn, n_calls, ids, rewards = data["counts"]
+    n_replies, total, score = data["user"]
+    return TrajectoryState(
+        tuple(dict(message) for message in data["messages"]),
+        tuple(turns_from_json(data["turns"], trajectory=name, row=index)),
+        _count(data, "n_recorded"),
+        _ledger(data),
+        SessionCounts(int(turn), int(n_calls), dict(ids), dict(rewards)),
+        bool(data["is_open"]),
+        float(data["tool_reward"]),
+        UserState(int(n_replies), float(total), float(score)),
+        _text(data, "reason"),
+        bool(data["terminated"]),
+        bool(data["truncated"]),
+        float(data["seconds"]),
+    )
+
+
+def _turns_to_json(turns: Sequence[Any]) -> dict[str, Any]:
+    """Return the turns; the `meta` of a result is left out if it is not plain."""
+    try:
+        return {"turns": plain(turns_to_json(turns, is_exact=True))}
+    except NotPlain:
+        bare = [
+            replace(
+                turn,
+                outcome=replace(
+                    turn.outcome, results=tuple(replace(one, meta=None) for one in turn.outcome.results)
+                ),
+            )
+            for turn in turns
+        ]
+        return {"turns": plain(turns_to_json(bare, is_exact=True))}
+
+
+def _ledger_to_json(ledger: TokenLedger | None) -> dict[str, Any] | None:
+    """Return the tokens as two texts and one list of their runs: `torch.load` takes 10 us per number."""
+    if ledger is None:
+        return None
+    runs: list[list[int]] = []
+    for (source, version), run in itertools.groupby(zip(ledger.sources, ledger.versions, strict=True)):
+        runs.append([source, version, sum(1 for _ in run)])
+    known = list(itertools.compress(ledger.log_probs, ledger.mask))
+    return {"ids": _packed(ledger.ids, _IDS), "runs": runs, "log_probs": _packed(known, _LOG_PROBS)}
+
+
+def _ledger(data: Mapping[str, Any]) -> TokenLedger | None:
+    found = data["ledger"]
+    if found is None:
+        return None
+    ids, log_probs = _unpacked(found["ids"], _IDS), _unpacked(found["log_probs"], _LOG_PROBS)
+    ledger, start, known = TokenLedger(), 0, 0
+    for source, version, size in found["runs"]:
+        some = ids[start : start + size]
+        if source == SAMPLED:
+            likely = log_probs[known : known + size]
+            ledger.add_sampled(some, likely, version=None if version < 0 else version)
+            known += size
+        else:
+            ledger.add_injected(some, [source] * len(some))
+        start += size
+    if not len(ledger) == len(ids) == start or known != len(log_probs):
+        raise ValueError(f"the runs of a ledger cover {start} of {len(ids)} token ids")
+    return ledger
+
+
+_IDS, _LOG_PROBS = "<u4", "<f8"
+
+
+def _packed(values: Sequence[float], kind: str) -> str:
+    return base64.b64encode(np.asarray(values, kind).tobytes()).decode()
+
+
+def _unpacked(text: str, kind: str) -> list[Any]:
+    return np.frombuffer(base64.b64decode(text, validate=True), kind).tolist()
+
+
+def _count(data: Mapping[str, Any], key: str) -> int:
+    check_count(key, data[key], optional=False, least=0)
+    return int(data[key])
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    if not isinstance(data[key], str):
+        raise TypeError(f"{key} is a text; got {data[key]!r:.80}")
+    return data[key]

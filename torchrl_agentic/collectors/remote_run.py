@@ -1,0 +1,419 @@
+"""`RemoteRun`: the collector's side of a trajectory that runs on a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torchrl_agentic.collectors.agent import Agent
+from torchrl_agentic.collectors.outcome import Outcome, Reward
+from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.collectors.span import Cause, Span
+from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.trajectory import Observer
+from torchrl_agentic.collectors.trajectory_state import TrajectoryState
+from torchrl_agentic.collectors.worker_messages import (
+    Answer,
+    Ask,
+    AskChat,
+    Begin,
+    Cancel,
+    Doing,
+    Ended,
+    Failed,
+    FromWorker,
+    News,
+    Piece,
+    Refuse,
+    Reply,
+    StartedEarly,
+    ToWorker,
+)
+from torchrl_agentic.collectors.workers import TrajectoryLost, WorkerLost, may_continue
+from torchrl_agentic.engines.base import ContextExceeded, Finish, OnIds
+from torchrl_agentic.messages import Turn
+from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.transforms.conversation import StoredMessage
+
+
+class Place(Protocol):
+    """A trajectory's place on a worker.
+
+    Attributes:
+        clock_offset: Seconds that the clock of this process is ahead of the worker's.
+    """
+
+    clock_offset: float
+
+    def post(self, message: ToWorker) -> None:
+        """Send a message with the next batch."""
+        ...
+
+    def leave(self, run: RemoteRun) -> None:
+        """Free the place of a trajectory."""
+        ...
+
+
+class Places(Protocol):
+    """Assigns trajectories to workers."""
+
+    async def enter(self, run: RemoteRun, begin: Begin) -> Place:
+        """Wait for a worker, and begin a trajectory on it.
+
+        Args:
+            run: The trajectory.
+            begin: Its first message.
+        """
+        ...
+
+
+class Shared(NamedTuple):
+    """Objects that all trajectories of a collector share on its side.
+
+    Attributes:
+        agent: Rewards and recorder.
+        requests: Requests to the engine.
+        reward: The reward function, or None.
+        has_effects: Whether a tool writes anything.
+        count: Called with an event of the statistics.
+    """
+
+    agent: Agent
+    requests: Requests
+    reward: Reward | None
+    has_effects: bool
+    count: Any
+
+
+class RemoteRun:
+    """A trajectory that runs on a worker; created on the event loop of the collector.
+
+    Keeps the ids, log-probabilities and versions of its tokens, and the state after its last turn, with which
+    another worker continues it.
+
+    Args:
+        shared: What all trajectories of the collector share.
+        places: Assigns it to a worker.
+        task: What the trajectory starts from.
+        name: Name of the trajectory.
+        index: Number in its group.
+        group: Number of the group; None without one.
+        observer: Follows what the trajectory does, or None.
+        state: State of another run of this task, which this one continues; None: it begins.
+        key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
+
+    Attributes:
+        name: Name of the trajectory.
+        group: Number of the group; None without one.
+        phase: What runs: the preparation of the task, the turns, or the rewards.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        places: Places,
+        task: Task,
+        *,
+        name: str,
+        index: int = 0,
+        group: int | None = None,
+        observer: Observer | None = None,
+        state: TrajectoryState | None = None,
+        key: str | None = None,
+    ) -> None:
+        self._shared, self._places, self._task = shared, places, task
+        self._key = key or name
+        self.name, self._index, self.group = name, index, group
+        self.phase: Literal["task", "trajectory", "reward"] = "task"
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._outcome = Outcome(shared.agent, task, name=name, index=index, group=group, reward=shared.reward)
+        self._messages: list[Mapping[str, Any]] = []
+        self._turns: list[Turn] = []
+        self._spans: list[Span] = []
+        self._latest: TrajectoryState | None = None  # of the last turn, with the news of that turn only
+        self._ledger: TokenLedger | None = None if shared.agent.encoder is None else TokenLedger()
+        self._n_tokens = 0  # after the last turn
+        self._chat: list[Mapping[str, Any]] = []
+        self._chat_tools: Sequence[Mapping[str, Any]] = ()
+        self._media: dict[str, list[Any]] = {}
+        self._held: tuple[list[int], Finish] | None = None  # an answer that found its worker dead
+        self._is_in_turn = False
+        self._engine_error: Exception | None = None
+        self._next: asyncio.Future[FromWorker] = self._loop.create_future()
+        self._place: Place | None = None
+        if state is not None:
+            self._resume(state)
+
+    def _resume(self, state: TrajectoryState) -> None:
+        """Take over what another run has done."""
+        self._began -= state.seconds
+        turns = tuple(replace(turn, trajectory=self.name, row=self._index) for turn in state.turns)
+        self._take_state(replace(state, turns=turns))
+        if state.ledger is not None:
+            self._ledger, self._n_tokens = state.ledger.copy(), len(state.ledger)
+
+    async def run(self) -> Trajectory:
+        """Run the trajectory on a worker, and compute its reward here.
+
+        Raises:
+            InfrastructureError: If the engine is lost.
+            TrajectoryLost: If its worker has died, and it cannot continue on another one.
+            ValueError: If the task names unknown tools, or the engine cannot take its prompt.
+            RewardError: If the reward function raises or returns no number.
+        """
+        try:
+            ended = await self._turns_on_workers()
+            self.phase = "reward"
+            trajectory = await self._rewarded(self._finished(ended))
+        except BaseException:
+            self._outcome.fail()
+            raise
+        n_recorded = 0 if self._latest is None else self._latest.n_recorded
+        self._outcome.finish(trajectory, n_recorded)
+        return trajectory
+
+    async def _turns_on_workers(self) -> Ended:
+        """Run the turns on one worker after another, until one does not die."""
+        while True:
+            state = self.state()
+            task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
+            self._place = await self._places.enter(self, Begin(self.name, task, self._index, state))
+            try:
+                return await self._follow(self._place)
+            except WorkerLost as error:
+                if self._engine_error is not None:
+                    raise self._engine_error from error
+                if not may_continue(
+                    self._latest, is_in_turn=self._is_in_turn, has_effects=self._shared.has_effects
+                ):
+                    raise TrajectoryLost(f"{self.name} ended with its worker: {error}") from error
+                self._shared.count("moved")
+                if self._is_in_turn and self._ledger is not None:  # the answer whose turn was lost
+                    self._ledger = self._ledger.copy(self._n_tokens)
+                self._is_in_turn = False
+                self._next = self._loop.create_future()
+            finally:
+                self._place.leave(self)
+                self._place = None
+
+    async def _follow(self, place: Place) -> Ended:
+        """Answer a worker's requests until the trajectory has ended there."""
+        try:
+            while True:
+                expected = self._next
+                message = await expected
+                if isinstance(message, Ended):
+                    self._take_news(message.news)
+                    return message
+                if isinstance(message, Failed):
+                    self.phase = message.phase
+                    raise self._engine_error or message.error
+                if self._next is expected:  # else the next message is here already
+                    self._next = self._loop.create_future()
+                self.phase = "trajectory"
+                if isinstance(message, Ask):
+                    await self._sample(place, message)
+                elif isinstance(message, AskChat):
+                    await self._message(place, message)
+        except asyncio.CancelledError:
+            await run_to_completion(self._stop(place), always_wait=True)
+            raise
+
+    async def _stop(self, place: Place) -> None:
+        """End the trajectory on its worker, and wait until everything is closed there."""
+        place.post(Cancel(self.name))
+        while True:
+            if self._next.done() and not self._next.cancelled():
+                error = self._next.exception()
+                if error is not None or isinstance(self._next.result(), Ended | Failed):
+                    return
+            if self._next.done():
+                self._next = self._loop.create_future()
+            await asyncio.wait((self._next,))
+
+    def take(self, message: FromWorker) -> None:
+        """Take a message of the worker."""
+        if isinstance(message, Doing):
+            if self._observer is not None:
+                self._observer.doing(self.name, message.cause, message.detail)
+            return
+        if isinstance(message, StartedEarly):
+            if self._observer is not None:
+                self._observer.started_early(self.name, message.n_calls)
+            return
+        if self._next.done():  # a request that crossed our cancellation, or its answer
+            self._next = self._loop.create_future()
+        self._next.set_result(message)
+
+    def lose(self, error: WorkerLost) -> None:
+        """Report the death of the worker to the trajectory."""
+        if self._next.done():
+            self._next = self._loop.create_future()
+        self._next.set_exception(error)
+        self._next.exception()  # nobody may be waiting; asyncio would report that
+
+    def refuse(self, error: Exception) -> None:
+        """Fail the trajectory, because a message for the worker cannot be pickled."""
+        self.take(Failed(self.name, error, self.phase))
+
+    async def _sample(self, place: Place, ask: Ask) -> None:
+        """Sample an answer, and send it."""
+        self._take_news(ask.news)
+        for kind, items in ask.media.items():
+            self._media.setdefault(kind, []).extend(items)
+        assert self._ledger is not None
+        held, self._held = self._held, None
+        if held is None:
+            on_ids = self._stream(place) if ask.streams else None
+            start = self._doing("engine")
+            try:
+                held = await self._shared.requests.sample(
+                    self._ledger, max_tokens=ask.max_tokens, key=self._key, on_ids=on_ids, media=self._media
+                )
+            except Exception as error:
+                self._refuse(place, error)
+                return
+            self._span("engine", start, tokens=len(held[0]), status=held[1])
+        if self._next.done():  # the worker has died meanwhile, and nothing of this turn has run
+            self._held = held
+            return
+        self._is_in_turn = True
+        ids, finish = held
+        place.post(Answer(self.name, array("q", ids), finish, self._version))
+
+    def _stream(self, place: Place) -> OnIds:
+        def send(ids: Sequence[int]) -> None:
+            place.post(Piece(self.name, list(ids)))
+
+        return send
+
+    async def _message(self, place: Place, ask: AskChat) -> None:
+        """Request a message, and send it."""
+        self._take_news(ask.news)
+        if ask.tools is not None:
+            self._chat, self._chat_tools = [], ask.tools
+        self._chat += ask.messages
+        start = self._doing("engine")
+        try:
+            message = await self._shared.requests.chat(
+                lambda engine: engine.chat(
+                    self._chat, tools=self._chat_tools, max_tokens=ask.max_tokens, key=self._key
+                ),
+                self.name,
+            )
+        except Exception as error:
+            self._refuse(place, error)
+            return
+        self._span("engine", start, status="stop" if message.is_complete else "length")
+        self._is_in_turn = True
+        place.post(Reply(self.name, message, self._version))
+
+    def _refuse(self, place: Place, error: Exception) -> None:
+        """Pass a failure of the engine on, which ends the trajectory, and maybe as truncated."""
+        is_too_long = isinstance(error, ContextExceeded)
+        if not is_too_long:
+            self._engine_error = error
+        place.post(Refuse(self.name, str(error), is_too_long))
+
+    @property
+    def _version(self) -> int:
+        return self._shared.requests.version
+
+    def _take_news(self, news: News) -> None:
+        """Take over what the worker reports: turns, tokens and spans."""
+        if news.state is not None:
+            self._take_state(news.state)
+            self._is_in_turn = False
+        offset = 0.0 if self._place is None else self._place.clock_offset
+        for span in news.spans:
+            self._add(replace(span, start=span.start + offset, stop=span.stop + offset))
+        ledger = self._ledger
+        if ledger is None:
+            return
+        if news.base < self._n_tokens:  # the prompt was rendered anew
+            ledger = self._ledger = ledger.copy(news.base)
+        ledger.add_injected(news.ids, news.sources)
+        if self._held is None:
+            self._n_tokens = len(ledger)
+
+    def _take_state(self, news: TrajectoryState) -> None:
+        self._messages += news.messages
+        self._turns += news.turns
+        self._latest = replace(news, messages=(), turns=(), ledger=None)
+        for turn in news.turns:
+            self._outcome.record(turn)
+
+    def _doing(self, cause: Cause) -> float:
+        if self._observer is not None:
+            self._observer.doing(self.name, cause)
+        return self._loop.time()
+
+    def _span(self, cause: Cause, start: float, *, tokens: int = 0, status: str = "") -> None:
+        stop, turn = self._loop.time(), len(self._turns)
+        self._add(Span(cause, start, stop, self.name, "", turn, self._version, tokens, status))
+
+    def _add(self, span: Span) -> None:
+        self._spans.append(span)
+        if self._observer is not None:
+            self._observer.add(span)
+
+    def state(self) -> TrajectoryState | None:
+        """Return the trajectory as it was after the last turn that its worker reported; None before."""
+        if self._latest is None:
+            return None
+        ledger = None if self._ledger is None else self._ledger.copy(self._n_tokens)
+        messages, turns = tuple(self._messages), tuple(self._turns)
+        return replace(self._latest, messages=messages, turns=turns, ledger=ledger)
+
+    def so_far(self) -> Trajectory:
+        """Return what has happened in a trajectory that failed, without its tokens."""
+        return Trajectory(
+            self.name,
+            self._task,
+            self._index,
+            tuple(StoredMessage(one).read() for one in self._messages or self._task.messages),
+            tuple(self._turns),
+            "failed",
+            tool_reward=self._outcome.tool_reward,
+            seconds=self._loop.time() - self._began,
+            spans=tuple(self._spans),
+        )
+
+    def _finished(self, ended: Ended) -> Trajectory:
+        latest = self._latest
+        assert latest is not None
+        encoder, ledger = self._shared.agent.encoder, self._ledger
+        if encoder is not None and encoder.use_inference_chat_template:
+            ledger = None
+        return Trajectory(
+            self.name,
+            self._task,
+            self._index,
+            tuple(StoredMessage(one).read() for one in self._messages),
+            tuple(self._turns),
+            latest.reason,
+            latest.terminated,
+            latest.truncated,
+            ledger,
+            self._outcome.tool_reward,
+            ended.final_reward,
+            latest.user.score,
+            token_drift=ended.token_drift,
+            seconds=self._loop.time() - self._began,
+            spans=tuple(self._spans),
+        )
+
+    async def _rewarded(self, trajectory: Trajectory) -> Trajectory:
+        """Add the rewards; the reward function has a span."""
+        if self._shared.reward is None:
+            return await self._outcome.rewarded(trajectory)
+        start = self._doing("reward")
+        trajectory = await self._outcome.rewarded(trajectory)
+        self._span("reward", start)
+        return replace(trajectory, spans=tuple(self._spans))
