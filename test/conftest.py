@@ -15,8 +15,9 @@ import pytest
 from hypothesis import settings
 
 HERE = Path(__file__).parent
-# Tests import `helpers`, `fakes`, and the programs of `examples` and `scripts` that they check.
+# Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
+sys.path.append(str(HERE.parent / "benchmarks"))
 SLOW = (
     "sandbox",
     "tools/test_sandbox_fusion.py",
@@ -26,10 +27,15 @@ SLOW = (
     "engines/test_vllm_engine.py",
     "engines/test_vllm_actors.py",
     "engines/test_vllm_server.py",
+    "engines/test_openai_engine.py",
+    "engines/test_openai_vllm.py",
+    "engines/test_engine_pool_vllm.py",
     "collectors/test_collector_vllm.py",
+    "collectors/test_training_vllm.py",
     "engines/test_http_engine.py",
     "repl",
     "tools/mcp",
+    "rewards/test_code_scorer.py",
     "test_docs.py",
     "transforms/test_environments.py",
     "test_tutorials.py",
@@ -39,6 +45,8 @@ SLOW = (
     "tools/test_capped.py",
     "testing",
     "test_deep_readers.py",
+    "test_soak.py",
+    "test_upstream.py",
     "tools/legacy",
     "tools/http/test_hostile.py",
     "tools/http/test_body.py",
@@ -48,11 +56,20 @@ SLOW = (
     "collectors/test_admission.py",
     "collectors/test_collector_exits.py",
     "collectors/test_agent_collector.py",
+    "collectors/test_branching.py",
+    "collectors/test_tree_advantages.py",
     "collectors/test_weight_updates.py",
     "collectors/test_bad_input.py",
+    "collectors/test_task_stream.py",
+    "collectors/test_collector_state.py",
+    "collectors/test_resumed_processes.py",
     "collectors/test_capacity.py",
+    "collectors/test_request_permits.py",
     "collectors/test_context_length.py",
+    "collectors/test_workers.py",
+    "collectors/test_ray_workers.py",
     "test_examples.py",
+    "test_grpo_example.py",
     "transforms/test_hazards.py",
     "transforms/test_consumers_torchrl.py",
     "transforms/test_turn_costs.py",
@@ -73,16 +90,25 @@ SLOW = (
     "config/test_sources.py",
     "cli/test_main.py",
     "cli/test_replay.py",
+    "cli/test_ask.py",
+    "cli/test_eval_command.py",
+    "evaluation/test_evaluate.py",
+    "evaluation/test_resume.py",
     "test_migration.py",
     "test_documented_tools.py",
+    "rewards/test_collector_rewards.py",
+    "rewards/test_scorer_contract.py",
+    "rewards/test_model_judge.py",
     "engines/test_scripted_engine.py",
     "engines/test_transformers_engine.py",
     "engines/test_lock_step.py",
+    "engines/test_engine_pool.py",
 )
 """Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""
 
 MACHINE = (
     "limits/test_ray_actor.py",
+    "collectors/test_ray_workers.py",
     "sandbox/test_cgroups.py",
     "sandbox/test_forkserver_sandbox.py::test_a_zygote_that_cannot_fork",
     "test_tutorials.py::test_a_tutorial_runs[06_services_and_cluster_limits]",

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -27,15 +28,20 @@ def test_pages_hold_programs():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")  # of TorchRL's SFTLoss
 @pytest.mark.usefixtures("own_environ")
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From top to bottom, in one namespace, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for block in PROGRAMS[page]:
-            exec(compile(block, page, "exec"), names)
+    threads = torch.get_num_threads()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for block in PROGRAMS[page]:
+                exec(compile(block, page, "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
     for line in re.findall(r"```text\n(.*?)```", PAGES[page], re.S):
         expected = [re.escape(part).replace("…", ".*") for part in line.splitlines()]
         assert re.search("\n".join(expected), printed.getvalue()), printed.getvalue()
@@ -52,7 +58,9 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
         "limits",
         "collectors",
         "engines",
+        "evaluation",
         "rollout",
+        "rewards",
         "records",
         "testing",
         "interactions",

@@ -26,15 +26,18 @@ _WHERE = {
     "config": ("ConfigError", "LoadedTools", "load_interactions", "load_tools"),
     "tools": (
         "Approved", "Budget", "Budgeted", "Cached", "Cassette", "Faulty", "FileEditTool", "FileReadTool",
-        "FileWriteTool", "Geo3kTool", "Gsm8kTool", "HttpTool", "ImageZoomTool", "LifecycleTool",
+        "FileWriteTool", "Geo3kTool", "Gsm8kTool", "Hedged", "HttpTool", "ImageZoomTool", "LifecycleTool",
         "MCPServerConfig", "MCPToolset", "PythonTool", "Recorded", "Renamed", "Replayed", "Retrying",
         "SandboxFusionTool", "SearchTool", "ShellTool", "StopTool", "Truncated", "Wrapped", "as_tool",
         "mcp_servers",
     ),
     "interactions": ("Interaction", "Reply", "ScriptedUser", "as_interaction"),
     "tokens.ledger": ("TokenLedger",),
-    "collectors": ("AgentCollector", "Task", "group_advantage"),
-    "rollout": ("agent_policy", "media_of", "training_policy", "trajectory_batch"),
+    "evaluation": ("evaluate",),
+    "collectors": ("AgentCollector", "Score", "Task", "TaskStream", "Trajectory", "group_advantage"),
+    "rollout": (
+        "TaskLoader", "agent_policy", "load_tasks", "media_of", "training_policy", "trajectory_batch",
+    ),
     "transforms": (
         "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
         "ToolRewardTransform", "TurnTokenizer", "UserSimulator", "collate_rows",
@@ -66,6 +69,7 @@ __all__ = [
     "FunctionTool",
     "Geo3kTool",
     "Gsm8kTool",
+    "Hedged",
     "HttpTool",
     "ImagePart",
     "ImageZoomTool",
@@ -94,6 +98,7 @@ __all__ = [
     "RowData",
     "SandboxError",
     "SandboxFusionTool",
+    "Score",
     "ScriptedUser",
     "SearchTool",
     "ShellTool",
@@ -101,6 +106,8 @@ __all__ = [
     "StopSignal",
     "StopTool",
     "Task",
+    "TaskLoader",
+    "TaskStream",
     "TextPart",
     "TokenLedger",
     "Tool",
@@ -112,6 +119,7 @@ __all__ = [
     "ToolResultPart",
     "ToolRewardTransform",
     "Toolset",
+    "Trajectory",
     "Truncated",
     "Turn",
     "TurnTokenizer",
@@ -122,12 +130,14 @@ __all__ = [
     "as_interaction",
     "as_tool",
     "collate_rows",
+    "evaluate",
     "function_tool",
     "get_parser",
     "group_advantage",
     "json_schema_from_pydantic",
     "load_function_tools",
     "load_interactions",
+    "load_tasks",
     "load_tools",
     "mcp_servers",
     "media_of",
@@ -139,9 +149,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from torchrl_agentic.collectors import AgentCollector, Task, group_advantage
+    from torchrl_agentic.collectors import (
+        AgentCollector,
+        Score,
+        Task,
+        TaskStream,
+        Trajectory,
+        group_advantage,
+    )
     from torchrl_agentic.config import ConfigError, LoadedTools, load_interactions, load_tools
     from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
+    from torchrl_agentic.evaluation import evaluate
     from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, as_interaction
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
     from torchrl_agentic.messages import (
@@ -163,6 +181,8 @@ if TYPE_CHECKING:
     from torchrl_agentic.parsers import PARSERS, ToolCallParser, get_parser
     from torchrl_agentic.records import Recorder, read_records
     from torchrl_agentic.rollout import agent_policy, media_of, training_policy, trajectory_batch
+    from torchrl_agentic.rollout.load_tasks import load_tasks
+    from torchrl_agentic.rollout.task_loader import TaskLoader
     from torchrl_agentic.tokens.ledger import TokenLedger
     from torchrl_agentic.tools import (
         Approved,
@@ -176,6 +196,7 @@ if TYPE_CHECKING:
         FileWriteTool,
         Geo3kTool,
         Gsm8kTool,
+        Hedged,
         HttpTool,
         ImageZoomTool,
         LifecycleTool,

@@ -522,6 +522,8 @@ class Message:
         tool_calls: Tool calls of an assistant message, as API servers send them.
         tool_call_id: Id of the call that this message answers.
         is_complete: False if the model was cut off.
+        reasoning: Reasoning that a server returned apart from the content.
+        refusal: Why the model or its service refused to answer; empty if it did not.
     """
 
     role: str
@@ -529,6 +531,8 @@ class Message:
     tool_calls: Sequence[Mapping[str, JSON]] = ()
     tool_call_id: str | None = None
     is_complete: bool = True
+    reasoning: str = field(default="", kw_only=True)
+    refusal: str = field(default="", kw_only=True)
 
     @property
     def text(self) -> str:

@@ -157,3 +157,63 @@ def test_child_process_starts_its_own_event_loop():
         assert pipe.read() == "new"
     os.waitpid(pid, 0)
     assert event_loop._loop_thread() is parent
+
+
+async def test_a_coroutine_on_another_loop_returns_fails_and_is_cancelled():
+    loop = asyncio.get_running_loop()
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def stay() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    assert await asyncio.wrap_future(event_loop.submit_to(loop, _thread())) == threading.get_ident()
+    with pytest.raises(KeyError):
+        await asyncio.wrap_future(event_loop.submit_to(loop, fail()))
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wrap_future(event_loop.submit_to(loop, cancelled()))
+    running = event_loop.submit_to(loop, stay())
+    await began.wait()
+    running.cancel()
+    await ended.wait()
+
+
+def test_a_loop_that_ends_meanwhile_destroys_what_runs_in_silence():
+    said = _run(
+        """
+        import asyncio, gc, sys
+        sys.stderr = sys.stdout
+        from torchrl_agentic.dispatch import event_loop
+
+        async def stay():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                print("ended")
+
+        loop = asyncio.new_event_loop()
+        future = event_loop.submit_to(loop, stay())
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        del loop
+        gc.collect()
+        print("done" if future.done() else "pending")
+        """
+    )
+    assert sorted(said.split()) == ["ended", "pending"]
+
+
+def test_a_closed_loop_takes_nothing():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        event_loop.submit_to(loop, _thread())

@@ -56,13 +56,17 @@ class TokenServer(WebServer):
                 "/update_weights_from_disk": self.load,
             },
         }
-        super().__init__(own[kind])
+        super().__init__({"/health": self.health, **own[kind]})
         self.kind, self.context, self.is_incremental = kind, context, is_incremental
         self.loaded: list[tuple[str, list[str]]] = []
         self.running = self.cancelled = 0
         self.is_paused = asyncio.Event()
         self.is_open = asyncio.Event()
         self.is_open.set()
+
+    async def health(self, visit: Visit) -> None:
+        """Say that all is well."""
+        await visit.send(answer(b""))
 
     async def pause(self, visit: Visit) -> None:
         """End all requests and let no other begin."""

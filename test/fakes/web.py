@@ -77,6 +77,11 @@ class WebServer:
         self._closing = asyncio.Event()
         self._open: set[asyncio.Task[None]] = set()
 
+    @property
+    def n_open(self) -> int:
+        """Number of connections that neither side has closed."""
+        return len(self._open)
+
     def url(self, path: str = "/", *, host: str | None = None) -> str:
         """Return the URL of a path, by the address or by a name that resolves to it."""
         scheme = "https" if self._ssl_context else "http"
@@ -84,8 +89,9 @@ class WebServer:
         return f"{scheme}://{host or literal}:{self.port}{path}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(
-            self._serve, self.host, 0, ssl=self._ssl_context, limit=MAX_HEAD_BYTES
+        self._closing.clear()
+        self._server = await asyncio.start_server(  # entered again, it has the same port
+            self._serve, self.host, self.port, ssl=self._ssl_context, limit=MAX_HEAD_BYTES
         )
         self.port = self._server.sockets[0].getsockname()[1]
         return self

@@ -247,17 +247,25 @@ class Odds:
 
 
 class World:
-    """What the schedules share, because it takes time to build: a tool, its limiter, and the transforms."""
+    """What the schedules share, because it takes time to build: a tool, its limiter, and the transforms.
 
-    def __init__(self):
-        self.tool = CountedTool()
+    Limiters that workers share live in real time, which does not skip, so a tool for workers has none.
+    """
+
+    def __init__(self, tool=None):
+        self.tool = CountedTool() if tool is None else tool
         self.limiter = RateLimiter(max_concurrent=2)
-        compose = ToolCompose([self.tool], per_call_timeout=20.0, rate_limits={"look": self.limiter})
+        limits = {"look": self.limiter} if tool is None else None
+        compose = ToolCompose([self.tool], per_call_timeout=20.0, rate_limits=limits)
         self.transforms = Compose(compose, TurnTokenizer(tokenizer()))
 
 
-async def run_schedule(seed, world):
-    """Run a collector through a random schedule, and check that everything is accounted for at its end."""
+async def run_schedule(seed, world, workers=None, beside=None):
+    """Run a collector through a random schedule, and check that everything is accounted for at its end.
+
+    Called with the random decisions, `workers` returns the workers of the collector, and `beside` what runs
+    beside it, given these too.
+    """
     odds = Odds(seed)
     rng = odds.rng
     tool, limiter = world.tool, world.limiter
@@ -286,6 +294,7 @@ async def run_schedule(seed, world):
         engine_retries=rng.choice([0, 1]),
         max_new_tokens=300,
         speculate=rng.random() < 0.3,
+        workers=None if workers is None else (chosen := workers(odds)),
     )
     batches = []
     is_over = False
@@ -304,6 +313,7 @@ async def run_schedule(seed, world):
 
     async with asyncio.timeout(LONG_S):
         consumer = asyncio.create_task(consume())
+        other = asyncio.create_task(asyncio.sleep(0) if beside is None else beside(odds, chosen))
         how = rng.choice(["end", "end", "close", "cancel"])
         if how != "end":
             await asyncio.wait({consumer}, timeout=odds.seconds() * 5)
@@ -313,6 +323,8 @@ async def run_schedule(seed, world):
             await asyncio.wait({consumer})
         await collector.aclose()
         await asyncio.wait({consumer})
+        other.cancel()
+        await asyncio.wait({other})
     if not consumer.cancelled():
         consumer.result()
     for _ in range(20):  # tasks whose work is done need a turn of the loop to end; none may need time
@@ -359,13 +371,13 @@ def check_rows(batches, tool, script, collector, *, size):
     assert all(count == 1 for count in tool.ran.values())
 
 
-async def run_schedules(seeds):
+async def run_schedules(seeds, world=None, **more):
     """Run schedules one after the other; messages of asyncio about lost tasks and exceptions are errors."""
-    said, world = [], World()
+    said, world = [], World() if world is None else world
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
     for seed in seeds:
         try:
-            await run_schedule(seed, world)
+            await run_schedule(seed, world, **more)
         except BaseException as error:
             error.add_note(f"schedule {seed}")
             raise

@@ -15,7 +15,7 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
-from torchrl_agentic.records import TokenRecord, TrajectoryRecord
+from torchrl_agentic.records import Origin, TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.tokens.ledger import TokenLedger
 
@@ -29,6 +29,8 @@ messages = st.builds(
     st.lists(st.fixed_dictionaries({"id": text}), max_size=2).map(tuple),
     st.none() | text,
     st.booleans(),
+    reasoning=text,
+    refusal=text,
 )
 _calls = st.lists(
     st.tuples(
@@ -47,6 +49,16 @@ _calls = st.lists(
         ),
     ),
     max_size=3,
+)
+
+
+origins = st.builds(
+    Origin,
+    text,
+    st.none() | st.integers(0, 10**6),
+    st.none() | st.integers(0, 100),
+    st.lists(st.integers(0, 10**6), unique=True, max_size=3).map(lambda found: tuple(sorted(found))),
+    st.none() | _seconds,
 )
 
 
@@ -106,6 +118,7 @@ def records(draw: st.DrawFn) -> TrajectoryRecord:
         draw(st.none() | _seconds),
         {"torchrl-agentic": "0.1.0"},
         draw(st.text("0123456789abcdef", min_size=1, max_size=8)),
+        draw(origins),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import EnginePressure, Sampled
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract, SimulatedEngine, run_skipping
 
@@ -28,6 +28,13 @@ class TestSimulatedEngine(EngineContract):
 
     async def make(self) -> SimulatedEngine:
         return SimulatedEngine(_answer, step_s=2e-4, per_sequence_s=1e-6, max_concurrent=6, context_length=99)
+
+
+class TestSimulatedEngineWithASmallCache(TestSimulatedEngine):
+    async def make(self) -> SimulatedEngine:
+        return SimulatedEngine(
+            _answer, step_s=2e-4, per_sequence_s=1e-6, max_concurrent=6, context_length=99, kv_tokens=120
+        )
 
 
 def _of_size(size: int):
@@ -161,6 +168,39 @@ def test_lost_requests_are_asked_again_for_the_same_answer():
     assert run_skipping(main()).ids == [1] * 10
 
 
+def test_an_engine_that_is_lost_for_a_time_answers_and_updates_after_it():
+    async def main() -> Sampled:
+        engine = SimulatedEngine(_of_size(10))
+        engine.lose_requests("gone", for_s=5.0)
+        for _ in range(2):
+            with pytest.raises(InfrastructureError, match="gone"):
+                await engine.sample([1], max_tokens=10, key="a")
+            with pytest.raises(InfrastructureError, match="gone"):
+                await engine.update(None)
+            await asyncio.sleep(2.4)
+        await asyncio.sleep(0.3)
+        assert await engine.update(None) == 1
+        return await engine.sample([1], max_tokens=10, key="a")
+
+    assert run_skipping(main()).finish == "stop"
+
+
+def test_an_engine_that_is_lost_may_keep_the_ids_that_it_has():
+    async def main() -> None:
+        engine = SimulatedEngine(_of_size(10), max_concurrent=1)
+        task = asyncio.create_task(engine.sample([1], max_tokens=10, key="a"))
+        waits = asyncio.create_task(engine.sample([1], max_tokens=10, key="b"))
+        await asyncio.sleep(0.03)
+        engine.lose_requests("gone", keeps_ids=True)
+        assert await task == Sampled([1, 2, 3], [-1.0] * 3, "aborted", 0)
+        with pytest.raises(InfrastructureError, match="gone"):
+            await waits
+        with pytest.raises(ValueError, match="for_s must be 0 or more"):
+            engine.lose_requests(for_s=-1.0)
+
+    run_skipping(main())
+
+
 @pytest.mark.parametrize("place", ["answers", "on_ids"])
 def test_an_error_of_the_callers_function_reaches_its_request_alone(place: str):
     def answers(key: str, turn: int, ids: Sequence[int]) -> list[int]:
@@ -185,9 +225,10 @@ def test_an_error_of_the_callers_function_reaches_its_request_alone(place: str):
     st.integers(0, 2**32),
     st.integers(1, 5),
     st.lists(st.floats(0.001, 3.0), max_size=6),
+    st.none() | st.integers(80, 200),
 )
-def test_no_token_is_lost_or_repeated_over_updates_and_cancellations(
-    seed: int, places: int, updates: list[float]
+def test_no_token_is_lost_or_repeated_over_updates_cancellations_and_preemptions(
+    seed: int, places: int, updates: list[float], kv_tokens: int | None
 ):
     """Each trajectory collects its whole answers, whatever aborts or cancels its requests."""
     rng = random.Random(seed)
@@ -196,7 +237,7 @@ def test_no_token_is_lost_or_repeated_over_updates_and_cancellations(
         return [*(hash((int(key), turn, n)) % 1000 + 1 for n in range(5 + 7 * turn)), EOS]
 
     async def main() -> None:
-        engine = SimulatedEngine(answers, max_concurrent=places)
+        engine = SimulatedEngine(answers, max_concurrent=places, kv_tokens=kv_tokens)
 
         async def trajectory(number: int) -> None:
             ids = [1]
@@ -229,3 +270,94 @@ def test_no_token_is_lost_or_repeated_over_updates_and_cancellations(
         assert load.busy_s <= load.elapsed_s + 1e-9
 
     run_skipping(main())
+
+
+def _growing(size: int):
+    """Return an engine's answers of one size, whatever the prompt."""
+    return lambda key, turn, ids: [1] * size
+
+
+def test_the_request_that_began_last_is_preempted_and_computed_again_at_the_prefill_rate():
+    """100 places for tokens, prompts of 20: after 30 steps both hold 50, and the second one must go.
+
+    The first goes on to its 60 tokens; then 50 tokens of the second are computed again, at 100 a second.
+    """
+
+    async def main():
+        engine = SimulatedEngine(
+            _growing(60), step_s=0.1, per_sequence_s=0.0, kv_tokens=100, prefill_tokens_per_s=100.0
+        )
+
+        async def ask(key: str) -> tuple[Sampled, float]:
+            return await engine.sample([7] * 20, max_tokens=60, key=key), _now()
+
+        tasks = [asyncio.create_task(ask(key)) for key in ("first", "second")]
+        await asyncio.sleep(3.05)
+        pressure = await engine.pressure()
+        return await asyncio.gather(*tasks), pressure, engine.load()
+
+    found, pressure, load = run_skipping(main())
+    assert pressure == EnginePressure(pytest.approx(0.505), waiting=1, running=1, preempted=1)
+    (first, at_first), (second, at_second) = found
+    assert first == second == Sampled([1] * 60, [-1.0] * 60, "stop", 0)
+    assert at_first == pytest.approx(6.0)
+    assert at_second == pytest.approx(6.0 + 0.5 + 3.0)
+    assert (load.preempted, load.recomputed, load.tokens) == (1, 50, 120)
+    assert load.preempted_share == pytest.approx(0.5 / 9.5)
+
+
+def test_a_request_begins_once_its_prompt_fits_and_none_overtakes_it():
+    async def main() -> list[str]:
+        engine = SimulatedEngine(_growing(10), kv_tokens=100)
+        order: list[str] = []
+
+        async def ask(key: str, prompt: int) -> None:
+            await engine.sample([7] * prompt, max_tokens=10, key=key)
+            order.append(key)
+
+        await asyncio.gather(ask("first", 60), ask("large", 50), ask("small", 5))
+        assert engine.load().preempted == 0
+        return order
+
+    assert run_skipping(main()) == ["first", "large", "small"]
+
+
+def test_a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it():
+    async def main() -> Sampled:
+        engine = SimulatedEngine(_growing(99), kv_tokens=50)
+        with pytest.raises(ValueError, match="the prompt has 50 tokens"):
+            await engine.sample([7] * 50, max_tokens=9, key="a")
+        return await engine.sample([7] * 30, max_tokens=99, key="b")
+
+    assert len(run_skipping(main()).ids) == 20
+
+
+def test_an_update_ends_preempted_requests_too_with_what_they_have():
+    async def main() -> tuple[Sampled, Sampled]:
+        engine = SimulatedEngine(_growing(60), step_s=0.1, per_sequence_s=0.0, kv_tokens=100)
+        tasks = [
+            asyncio.create_task(engine.sample([7] * 20, max_tokens=60, key=key)) for key in ("one", "two")
+        ]
+        await asyncio.sleep(4.05)
+        await engine.update(None)
+        return await tasks[0], await tasks[1]
+
+    first, second = run_skipping(main())
+    assert (len(first.ids), first.finish, first.version) == (40, "aborted", 0)
+    assert (len(second.ids), second.finish, second.version) == (30, "aborted", 0)
+
+
+def test_without_a_bound_of_the_cache_no_pressure_is_known():
+    assert run_skipping(SimulatedEngine(_growing(5)).pressure()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_tokens": 0}, "kv_tokens must be 1 or more"),
+        ({"prefill_tokens_per_s": 0.0}, "prefill_tokens_per_s must be above 0"),
+    ],
+)
+def test_a_cache_without_room_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        SimulatedEngine(_growing(5), **options)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.dispatch.resolve import BoundTool, resolve
 from torchrl_agentic.dispatch.session import Session, ToolSelection
@@ -16,8 +16,10 @@ from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
-from torchrl_agentic.tools.schema_simplify import Schema
 from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+if TYPE_CHECKING:
+    from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ Made on first use, shared by all environments, made anew after a fork.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -77,6 +78,51 @@ def start(coroutine: Coroutine[Any, Any, Any]) -> None:
 def submit(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Start a coroutine on the process's event loop; return a future of its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop_thread().loop)
+
+
+def submit_to(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine on an event loop that may end at any time; return a future of its result.
+
+    A loop that ends first leaves the future without a result and reports no destroyed task, unlike
+    `asyncio.run_coroutine_threadsafe`.
+
+    Args:
+        loop: The event loop.
+        coroutine: The coroutine.
+
+    Raises:
+        RuntimeError: If the loop is closed.
+    """
+    future: Future[T] = Future()
+
+    def begin() -> None:
+        # The tasks of `gather` are the ones that asyncio does not report when it destroys them.
+        running = asyncio.gather(coroutine)
+        running.add_done_callback(pass_on)
+        future.add_done_callback(lambda _: stop(running))
+
+    def stop(running: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(running.cancel)
+
+    def pass_on(done: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if isinstance(error, asyncio.CancelledError):
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(done.result()[0])
+        else:
+            future.set_exception(error)
+
+    try:
+        loop.call_soon_threadsafe(begin)
+    except RuntimeError:
+        coroutine.close()
+        raise
+    return future
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:

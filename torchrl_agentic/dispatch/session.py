@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
@@ -22,7 +22,10 @@ from torchrl_agentic.tools.base import (
     world_name,
 )
 from torchrl_agentic.tools.row_data import NO_DATA, RowData, check_names
-from torchrl_agentic.tools.schema_simplify import Schema
+
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.call_cache import TrajectoryCache
+    from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +156,23 @@ class SessionHost(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """The counts of a session, with which another one continues its trajectory.
+
+    Attributes:
+        turn: Number of turns so far.
+        n_calls: Number of calls so far.
+        ids: Number of requests for each call id so far.
+        rewards: Final rewards of tools that have closed, not taken yet.
+    """
+
+    turn: int = 0
+    n_calls: int = 0
+    ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
 class Session:
     """One trajectory's side of a dispatcher, from its reset to its end; created by `Dispatcher.session`.
 
@@ -170,6 +190,7 @@ class Session:
         allowed: Names of the tools that the trajectory may use in this turn, or None for all.
         rewards: Final reward of the trajectory by tool, filled in by `close`.
         lingering: Tasks of cancelled calls that have not ended yet.
+        cache: Results that other trajectories share with this one, or None.
     """
 
     def __init__(self, dispatcher: SessionHost, trajectory: str, row: int = 0) -> None:
@@ -182,6 +203,7 @@ class Session:
         self.allowed: frozenset[str] | None = None
         self.rewards: dict[str, float] = {}
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
+        self.cache: TrajectoryCache | None = None
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
         self._ids: dict[str, int] = {}
         self._chosen = -1  # the turn for which tools were chosen
@@ -246,6 +268,26 @@ class Session:
         owner.is_used = True
         return live
 
+    @property
+    def is_open(self) -> bool:
+        """True if a tool with sessions, or a world, is open."""
+        return bool(self._owners)
+
+    def counts(self) -> SessionCounts:
+        """Return how many turns and calls there were, and the ids that are taken."""
+        return SessionCounts(self.turn, self.n_calls, dict(self._ids), dict(self.rewards))
+
+    def resume(self, counts: SessionCounts) -> None:
+        """Continue the counts of a session in which nothing is open.
+
+        Args:
+            counts: Result of its `counts`.
+        """
+        self.turn, self.n_calls, self._ids = counts.turn, counts.n_calls, dict(counts.ids)
+        self.rewards = dict(counts.rewards)
+        if self.cache is not None:
+            self.cache.forget()
+
     async def branch(self, into: Sequence[Session]) -> None:
         """Continue this trajectory in others, in which nothing has been called yet.
 
@@ -258,13 +300,14 @@ class Session:
         """
         try:
             for session in into:
-                session.turn, session.n_calls, session.data = self.turn, self.n_calls, self.data
-                session._ids = dict(self._ids)
+                session.resume(self.counts())
+                session.data = self.data
                 for key, owner in self._owners.items():
                     live = await asyncio.shield(owner.ready)
                     copy = session._owners[key] = _Owner(owner.opener, session, live)
                     copy.is_used = owner.is_used
                     await asyncio.shield(copy.ready)
+                session.cache = None if self.cache is None else self.cache.branch(session.trajectory)
         except BaseException:
             await asyncio.gather(*(session.close() for session in into))
             raise
@@ -304,6 +347,7 @@ class Session:
         """Return a session that stands for this one in one call of a tool without sessions."""
         twin = Session(self.dispatcher, self.trajectory, self.row)
         twin.turn, twin.data, twin.allowed = self.turn, self.data, self.allowed
+        twin.cache = self.cache
         return twin
 
     def choose_tools(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.model_messages import encodable_result
@@ -20,6 +20,9 @@ from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
 from torchrl_agentic.tools.base import Effects, Threads, ToolContext
 from torchrl_agentic.tools.row_data import NO_DATA
+
+if TYPE_CHECKING:
+    from torchrl_agentic.dispatch.call_cache import Ended, TrajectoryCache
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +151,7 @@ class _Entry:
     """A call between its resolution and its result."""
 
     __slots__ = (
-        "began", "call", "clock", "dependents", "ready", "result", "slot", "task", "waits_for",
+        "began", "call", "clock", "dependents", "ended", "ready", "result", "slot", "task", "waits_for",
     )  # fmt: skip
 
     def __init__(self, call: ParsedCall) -> None:
@@ -159,6 +162,7 @@ class _Entry:
         self.slot: Slot | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock: _RunClock | None = None
+        self.ended: Ended | None = None  # tells the cache of the group
         self.waits_for = 0
         self.dependents: list[_Entry] = []
 
@@ -252,7 +256,26 @@ class TurnRun:
             await asyncio.wait(set(self._session.lingering), timeout=CANCEL_GRACE_S)
 
     async def _perform(self, entry: _Entry) -> None:
-        """Run one call: wait for its limiter, open its session, call the tool, store the result."""
+        """Run one call, or get its result from the cache of the group, and store the result."""
+        answer = None if self._session.cache is None else await self._cached(entry, self._session.cache)
+        self._finish(entry, await self._run(entry) if answer is None else answer)
+
+    async def _cached(self, entry: _Entry, cache: TrajectoryCache) -> ToolResult | None:
+        """Return the result from the cache, or None for a call that has to run."""
+        assert entry.ready is not None
+        try:
+            found = await cache.begin(entry.ready.bound, entry.call, entry.ready.args)
+        except asyncio.CancelledError:
+            if entry.result is not None:
+                raise  # stopped by us, and its result is set
+            return model_messages.cancelled(entry.call.tool)
+        if isinstance(found, ToolResult):
+            return found
+        entry.ended = found
+        return None
+
+    async def _run(self, entry: _Entry) -> ToolResult | str:
+        """Wait for the limiter of a call, open its session, and call the tool."""
         ready = entry.ready
         assert ready is not None
         bound = ready.bound
@@ -268,15 +291,14 @@ class TurnRun:
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(ready.args, self._context(entry.call, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
-            answer = value if is_plain else encodable_result(ToolResult.from_value(value))
+            return value if is_plain else encodable_result(ToolResult.from_value(value))
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
                 raise  # stopped by us, and its result is set
             try:
-                answer = self._result_of(entry, error)
+                return self._result_of(entry, error)
             except BaseException:  # an exception whose text cannot be read either
-                answer = self._crash(entry, error)
-        self._finish(entry, answer)
+                return self._crash(entry, error)
 
     def _result_of(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Return the result of a call that raised."""
@@ -314,6 +336,7 @@ class TurnRun:
             session.data if bound.tool.needs_row or bound.world is not None else NO_DATA,
             clock,
             world,
+            bound.limiter,
         )
 
     def _expire_call(self, entry: _Entry) -> None:
@@ -364,6 +387,8 @@ class TurnRun:
         else:
             result = answer.timed(timing, (*notes, *answer.notes))
         entry.result = result
+        if entry.ended is not None:
+            entry.ended(answer)
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
         if entry.slot is not None:

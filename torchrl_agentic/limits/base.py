@@ -132,8 +132,25 @@ class Slot:
         Raises:
             CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
         """
-        if not self._limiter.try_acquire():
+        if not self.acquire_now():
             await self._limiter.wait()
+            self._hold()
+
+    def acquire_now(self) -> bool:
+        """Take the slot if it is free and no call waits for one.
+
+        Returns:
+            True if the caller has the slot, and must call `release`.
+
+        Raises:
+            CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
+        """
+        if not self._limiter.try_acquire():
+            return False
+        self._hold()
+        return True
+
+    def _hold(self) -> None:
         self._held = True
         self._limiter.on_acquire(self)
 

@@ -252,6 +252,14 @@ class ClusterRateLimiter(Limiter):
                 with contextlib.suppress(RuntimeError):
                     waiter.loop.call_soon_threadsafe(waiter.wake, error)
 
+    def holds_over(self, over: Literal["ray", "machine"]) -> bool:
+        """Return whether the limits hold for all processes of a Ray cluster, or of this machine.
+
+        Args:
+            over: "ray" or "machine".
+        """
+        return over == "machine" or self._over != "machine"
+
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = {
             "max_concurrent": self.limits.max_concurrent,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, make_breaker
 from torchrl_agentic.limits.token_bucket import TokenBucket
@@ -84,6 +85,26 @@ class RateLimiter(Limiter):
                 "closed" if self._breaker is None else self._breaker.state(now),
                 self._refused,
             )
+
+    def reduce_shared(self, name: str, over: Literal["ray", "machine"]) -> tuple[Any, ...]:
+        """Return how to unpickle this limiter as a `ClusterRateLimiter` with the same limits.
+
+        Args:
+            name: Name of the service, under which all processes share the limits.
+            over: What carries its leases; see `ClusterRateLimiter`.
+        """
+        from torchrl_agentic.limits.cluster import ClusterRateLimiter
+
+        limits, (break_after, break_seconds) = self.limits, self._break
+        arguments = {
+            "max_concurrent": limits.max_concurrent,
+            "rate_per_second": limits.rate_per_second,
+            "burst": None if limits.rate_per_second is None else limits.burst,
+            "break_after": break_after,
+            "break_seconds": break_seconds,
+            "over": over,
+        }
+        return (functools.partial(ClusterRateLimiter, **arguments), (name,))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (self.limits, self._break))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
     from torchrl_agentic.testing.clock import VirtualClock
     from torchrl_agentic.testing.contracts import (
+        ChatEngineContract,
         EngineContract,
         HookContract,
         InteractionContract,
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
         ParserContract,
         ReplContract,
         SandboxContract,
+        ScorerContract,
         ToolContract,
     )
     from torchrl_agentic.testing.conversations import converse
+    from torchrl_agentic.testing.finished import finished_trajectory
+    from torchrl_agentic.testing.in_process_workers import InProcessWorkers
     from torchrl_agentic.testing.one_call import call_tool
     from torchrl_agentic.testing.simulated_engine import EngineLoad, SimulatedEngine
     from torchrl_agentic.testing.skip_clock import SkipClockLoop, run_skipping
@@ -31,13 +35,16 @@ if TYPE_CHECKING:
     from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 _WHERE = {
+    "ChatEngineContract": "testing.contracts",
     "EngineContract": "testing.contracts",
     "HookContract": "testing.contracts",
     "InteractionContract": "testing.contracts",
+    "InProcessWorkers": "testing.in_process_workers",
     "LimiterContract": "testing.contracts",
     "ParserContract": "testing.contracts",
     "ReplContract": "testing.contracts",
     "SandboxContract": "testing.contracts",
+    "ScorerContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.scripted",
     "EngineLoad": "testing.simulated_engine",
@@ -48,6 +55,7 @@ _WHERE = {
     "call_tool": "testing.one_call",
     "chat_tokenizer": "testing.tokenizers",
     "converse": "testing.conversations",
+    "finished_trajectory": "testing.finished",
     "TINY": "rollout.tiny_model",
     "load_tiny": "rollout.tiny_model",
     "run_skipping": "testing.skip_clock",
@@ -55,14 +63,17 @@ _WHERE = {
 }
 __all__ = [
     "TINY",
+    "ChatEngineContract",
     "EngineContract",
     "EngineLoad",
     "HookContract",
+    "InProcessWorkers",
     "InteractionContract",
     "LimiterContract",
     "ParserContract",
     "ReplContract",
     "SandboxContract",
+    "ScorerContract",
     "ScriptedPolicy",
     "SimulatedEngine",
     "SkipClockLoop",
@@ -72,6 +83,7 @@ __all__ = [
     "call_tool",
     "chat_tokenizer",
     "converse",
+    "finished_trajectory",
     "load_tiny",
     "run_skipping",
     "tiny_questions",

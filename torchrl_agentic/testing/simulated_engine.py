@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchrl_agentic.engines.base import Engine, OnIds, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.scripted_engine import AnswerCursor, Place
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
@@ -33,6 +34,9 @@ class EngineLoad:
         tokens_per_s: `tokens / elapsed_s`.
         idle_share: Share of the time in which nothing was decoded, 0 to 1.
         utilization: `tokens_per_s` as a share of what the engine decodes with all places taken.
+        preempted: Number of times that a request lost its place because the KV cache was full.
+        recomputed: Tokens of these requests that were computed again, those of their prompts included.
+        preempted_share: Share of `busy_s` in which they were computed again, 0 to 1.
     """
 
     tokens: int
@@ -44,6 +48,9 @@ class EngineLoad:
     tokens_per_s: float
     idle_share: float
     utilization: float
+    preempted: int = 0
+    recomputed: int = 0
+    preempted_share: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +63,11 @@ class _Request:
     future: asyncio.Future[Sampled]
     state: Literal["waiting", "running", "ended"] = "waiting"
     version: int = 0
-    began: float = 0.0  # progress of the engine at the first token
+    began: float = 0.0  # progress of the engine at the first token, as if it had run ever since
     size: int = 0
     shown: int = 0  # tokens that on_ids got
+    kept: int = 0  # tokens that it had when it was preempted
+    due: int = -1  # number of its entry in the heap; others are out of date
 
 
 class SimulatedEngine(Engine):
@@ -68,6 +77,11 @@ class SimulatedEngine(Engine):
     most `max_concurrent` sequences are decoded at once; further requests wait in their order. Prefill takes
     no time. The defaults resemble a model of 8 billion parameters on one GPU: 14,035 tokens/s with 256
     sequences. A request costs O(log n), so that thousands in flight cost little.
+
+    With `kv_tokens`, a running request holds the tokens of its prompt and of its answer so far in the KV
+    cache, and a request begins only if its tokens fit. When the cache is full, the request that began last is
+    preempted, as in vLLM: its tokens are freed, it waits in front of all others, and once it fits again they
+    are computed anew, at `prefill_tokens_per_s`, while nothing is decoded. Nothing else is cached.
 
     Use it with `run_skipping`, where hours of decoding take no time. `update` ends each running request with
     the ids that it has so far; a request that resumes behind them gets the rest of the same answer.
@@ -83,6 +97,9 @@ class SimulatedEngine(Engine):
         log_prob: Log-probability of each id, in nats; None: the results have none.
         piece_tokens: Number of tokens that `on_ids` gets at a time.
         update_s: Seconds that an update takes, in which nothing is decoded and requests wait.
+        kv_tokens: Number of tokens that the KV cache holds, which bounds prompt and answer together too;
+            None: no bound.
+        prefill_tokens_per_s: Tokens per second that are computed again after a preemption.
 
     Attributes:
         version: Number of updates so far.
@@ -101,10 +118,15 @@ class SimulatedEngine(Engine):
         log_prob: float | None = -1.0,
         piece_tokens: int = 8,
         update_s: float = 0.0,
+        kv_tokens: int | None = None,
+        prefill_tokens_per_s: float = 25_000.0,
     ) -> None:
         check_seconds("step_s", step_s)
         check_count("max_concurrent", max_concurrent, optional=False)
         check_count("piece_tokens", piece_tokens, optional=False)
+        check_count("kv_tokens", kv_tokens)
+        if prefill_tokens_per_s <= 0:
+            raise ValueError(f"prefill_tokens_per_s must be above 0; got {prefill_tokens_per_s}")
         if per_sequence_s < 0 or update_s < 0:
             raise ValueError(f"seconds must be 0 or more; got {per_sequence_s=}, {update_s=}")
         self.version = 0
@@ -119,19 +141,24 @@ class SimulatedEngine(Engine):
         self._due: list[tuple[float, int, _Request, int]] = []
         self._running: dict[_Request, None] = {}  # in the order in which they began
         self._progress = 0.0  # tokens that a sequence decoded since the beginning would have
-        self._first = self._last = self._busy_s = 0.0
+        self._kv_tokens, self._prefill_rate = kv_tokens, prefill_tokens_per_s
+        self._kv_base = 0.0  # tokens in the cache less len(running) * progress, so that it only jumps
+        self._stall_s = 0.0  # time that is still needed to compute tokens again
+        self._first = self._last = self._busy_s = self._recomputed_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._updates = 0  # updates that load weights right now
         self._tokens = self._finished = self._aborted = self._peak = 0
+        self._preempted = self._recomputed = 0
         self._has_begun = self._is_closed = False
+        self._lost, self._lost_until = "", -math.inf
 
     async def sample(
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
         """Return the next answer of a trajectory, after the time that its decoding takes."""
-        bound = check_request(len(ids), max_tokens, self.context_length)
-        if self._is_closed:
-            raise closed_error(self)
+        bounds = [each for each in (self.context_length, self._kv_tokens) if each is not None]
+        bound = check_request(len(ids), max_tokens, min(bounds, default=None))
+        self._check_there()
         loop = asyncio.get_running_loop()
         request = _Request(key, None, ids, bound, on_ids, loop.create_future())
         self._advance()
@@ -150,14 +177,22 @@ class SimulatedEngine(Engine):
 
         Args:
             weights: Ignored.
+
+        Raises:
+            InfrastructureError: If the engine is lost or closed.
         """
+        self._check_there()
         self._advance()
         for request in list(self._running):
-            self._settle(request, int(self._progress - request.began + _EPSILON))
+            self._settle(request, self._count_of(request))
+        for request in list(self._waiting):
+            if request.kept and request.state == "waiting":
+                self._settle(request, request.kept)
         self._updates += 1
         try:
             if self._update_s:
                 await asyncio.sleep(self._update_s)
+                self._check_there()
             self.version += 1
             return self.version
         finally:
@@ -172,13 +207,34 @@ class SimulatedEngine(Engine):
         if self._timer is not None:
             self._timer.cancel()
 
-    def lose_requests(self, message: str = "the engine was lost") -> None:
-        """End all requests with InfrastructureError, as an engine that crashes; later ones are answered.
+    def lose_requests(
+        self, message: str = "the engine was lost", *, for_s: float = 0.0, keeps_ids: bool = False
+    ) -> None:
+        """End all requests with InfrastructureError, as an engine that crashes.
 
         Args:
             message: Message of the error.
+            for_s: Seconds in which later requests and updates fail too; then the engine is there again.
+            keeps_ids: End requests with the ids that they have and the finish "aborted" instead, as a server
+                whose streams break off.
+
+        Raises:
+            ValueError: If `for_s` is negative.
         """
+        if not for_s >= 0:
+            raise ValueError(f"for_s must be 0 or more; got {for_s}")
+        self._lost, self._lost_until = message, asyncio.get_running_loop().time() + for_s
+        if keeps_ids:
+            self._advance()
+            for request in list(self._running):
+                self._settle(request, int(self._progress - request.began + _EPSILON))
         self._fail(InfrastructureError(message))
+
+    def _check_there(self) -> None:
+        if self._is_closed:
+            raise closed_error(self)
+        if asyncio.get_running_loop().time() < self._lost_until:
+            raise InfrastructureError(self._lost)
 
     def load(self) -> EngineLoad:
         """Return the work of the engine since its first request; to be called on its event loop."""
@@ -195,12 +251,33 @@ class SimulatedEngine(Engine):
             tokens_per_s=rate,
             idle_share=1 - self._busy_s / elapsed if elapsed else 0.0,
             utilization=rate / self.saturated_tokens_per_s,
+            preempted=self._preempted,
+            recomputed=self._recomputed,
+            preempted_share=self._recomputed_s / self._busy_s if self._busy_s else 0.0,
         )
+
+    async def pressure(self) -> EnginePressure | None:
+        """Return the use of the KV cache; None without `kv_tokens`."""
+        if self._kv_tokens is None:
+            return None
+        self._advance()
+        waiting = sum(request.state == "waiting" for request in self._waiting)
+        use = min(1.0, self._held / self._kv_tokens)
+        return EnginePressure(use, waiting, len(self._running), self._preempted)
 
     @property
     def saturated_tokens_per_s(self) -> float:
         """Tokens per second with all places taken."""
         return self.max_concurrent / self._step_of(self.max_concurrent)
+
+    @property
+    def _held(self) -> float:
+        """Tokens in the KV cache."""
+        return self._kv_base + len(self._running) * self._progress
+
+    def _count_of(self, request: _Request) -> int:
+        """Return the number of tokens that a running request has."""
+        return int(self._progress - request.began + _EPSILON)
 
     def _step_of(self, count: int) -> float:
         return self._step_s + self._per_sequence_s * count
@@ -211,45 +288,80 @@ class SimulatedEngine(Engine):
         if not self._has_begun:
             self._first, self._has_begun = now, True
         elif self._running:
-            self._progress += (now - self._last) / self._step_of(len(self._running))
+            stall = min(self._stall_s, now - self._last)
+            self._stall_s -= stall
+            self._recomputed_s += stall
+            self._progress += (now - self._last - stall) / self._step_of(len(self._running))
             self._busy_s += now - self._last
         self._last = now
 
     def _admit(self) -> None:
         """Begin requests that wait while places are free, then set the timer."""
         while self._waiting and len(self._running) < self.max_concurrent and not self._updates:
-            request = self._waiting.popleft()
+            request = self._waiting[0]
+            if request.state == "waiting" and not self._fits(request):
+                break
+            self._waiting.popleft()
             if request.state == "waiting":
                 self._begin(request)
         self._peak = max(self._peak, len(self._running))
         self._arm()
 
+    def _fits(self, request: _Request) -> bool:
+        """Return True if the KV cache has room for a request, and for a token of each that runs."""
+        if self._kv_tokens is None or not self._running:
+            return True
+        needed = len(request.prompt) + request.kept + len(self._running) + 1
+        return self._held + needed <= self._kv_tokens
+
     def _begin(self, request: _Request) -> None:
-        try:
-            request.place = place = self._cursor.find(request.key, request.prompt)
-        except Exception as error:  # of the caller's function
-            request.state = "ended"
-            request.future.set_exception(error)
-            return
-        request.state, request.version, request.began = "running", self.version, self._progress
-        request.size = min(request.bound, len(place.ids) - place.done)
+        if request.kept:
+            tokens = len(request.prompt) + request.kept
+            self._recomputed += tokens
+            self._stall_s += tokens / self._prefill_rate
+        else:
+            try:
+                request.place = place = self._cursor.find(request.key, request.prompt)
+            except Exception as error:  # of the caller's function
+                request.state = "ended"
+                request.future.set_exception(error)
+                return
+            request.version = self.version
+            request.size = min(request.bound, len(place.ids) - place.done)
+        request.state, request.began = "running", self._progress - request.kept
         self._running[request] = None
+        self._kv_base += len(request.prompt) - request.began
         self._push(request)
+
+    def _preempt(self) -> None:
+        """Free the KV cache of the requests that began last, until those that run have room."""
+        if self._kv_tokens is None:
+            return
+        while len(self._running) > 1 and self._held > self._kv_tokens - len(self._running) * _EPSILON:
+            request = next(reversed(self._running))
+            request.kept = self._count_of(request)
+            self._stop(request)
+            request.state, request.due = "waiting", -1
+            self._waiting.appendleft(request)
+            self._preempted += 1
 
     def _push(self, request: _Request) -> None:
         tokens = request.size
         if request.on_ids is not None:
             tokens = min(tokens, request.shown + self._piece_tokens)
-        heapq.heappush(self._due, (request.began + tokens, next(self._order), request, tokens))
+        request.due = next(self._order)
+        heapq.heappush(self._due, (request.began + tokens, request.due, request, tokens))
 
     def _arm(self) -> None:
-        """Set the timer to the next piece or end; one that is set earlier stays, and looks again."""
-        while self._due and self._due[0][2].state == "ended":
+        """Set the timer to the next event; one that is set earlier stays, and looks again."""
+        while self._due and self._due[0][1] != self._due[0][2].due:
             heapq.heappop(self._due)
         if not self._due:
             return
-        delay = max(0.0, self._due[0][0] - self._progress) * self._step_of(len(self._running))
-        when = self._last + delay
+        ahead = self._due[0][0] - self._progress
+        if self._kv_tokens is not None and len(self._running) > 1:
+            ahead = min(ahead, (self._kv_tokens - self._held) / len(self._running))
+        when = self._last + self._stall_s + max(0.0, ahead) * self._step_of(len(self._running))
         if self._timer is not None:
             if self._timer.when() <= when:
                 return
@@ -259,11 +371,9 @@ class SimulatedEngine(Engine):
     def _fire(self) -> None:
         self._timer = None
         self._advance()
-        while self._due and (
-            self._due[0][2].state == "ended" or self._due[0][0] <= self._progress + _EPSILON
-        ):
-            _, _, request, count = heapq.heappop(self._due)
-            if request.state == "ended":
+        while self._due and self._due[0][0] <= self._progress + _EPSILON:
+            _, number, request, count = heapq.heappop(self._due)
+            if number != request.due:
                 continue
             if count == request.size:
                 self._settle(request, count)
@@ -271,6 +381,7 @@ class SimulatedEngine(Engine):
                 self._show(request, count)
                 if request.state == "running":
                     self._push(request)
+        self._preempt()
         self._admit()
 
     def _show(self, request: _Request, count: int) -> None:
@@ -310,8 +421,15 @@ class SimulatedEngine(Engine):
         request.future.set_result(Sampled(found, known, outcome, request.version))
 
     def _leave(self, request: _Request) -> None:
-        request.state = "ended"
-        self._running.pop(request, None)
+        self._stop(request)
+        request.state, request.due = "ended", -1
+
+    def _stop(self, request: _Request) -> None:
+        if request in self._running:
+            del self._running[request]
+            self._kv_base -= len(request.prompt) - request.began
+            if not self._running:
+                self._kv_base = 0.0
 
     def _fail(self, error: InfrastructureError) -> None:
         self._advance()

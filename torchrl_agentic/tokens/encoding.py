@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import copy
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,17 @@ class Encoder:
                     sources += [piece.source] * (after - first)
                 return Encoded(ids, sources, starts)
             cuts.update(start + 1 for start in forged)
+
+    @functools.cached_property
+    def longest_token(self) -> int | None:
+        """Largest number of characters of a token; None if the tokenizer may shorten text by any factor.
+
+        NFC joins at most four characters to one.
+        """
+        normalizer = self._backend.normalizer
+        if normalizer is not None and type(normalizer).__name__ != "NFC":
+            return None
+        return max(map(len, self._backend.get_vocab())) * (1 if normalizer is None else 4)
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a text that is trusted as a whole, without special tokens at its ends."""

@@ -170,11 +170,23 @@ class TokenLedger:
             yield Span(source, start, stop)
             start = stop
 
-    def copy(self) -> Self:
-        """Return an independent copy, for a branch of the trajectory."""
+    def since(self, start: int) -> tuple[array[int], array[int]]:
+        """Return the ids and the sources of the tokens behind the first ones, as compact arrays.
+
+        Args:
+            start: Number of the first tokens, which are left out.
+        """
+        return self._ids[start:], self._sources[start:]
+
+    def copy(self, size: int | None = None) -> Self:
+        """Return an independent copy, for a branch of the trajectory.
+
+        Args:
+            size: Number of its first tokens that are copied; None: all.
+        """
         new = type(self)()
-        new._ids, new._log_probs, new._sources = self._ids[:], self._log_probs[:], self._sources[:]
-        new._versions = self._versions[:]
+        new._ids, new._log_probs = self._ids[:size], self._log_probs[:size]
+        new._sources, new._versions = self._sources[:size], self._versions[:size]
         return new
 
     def to_json(self) -> dict[str, Any]:
@@ -205,12 +217,14 @@ class TokenLedger:
         if len(versions) != len(ids):
             raise ValueError(f"{len(ids)} ids, {len(versions)} policy versions")
         ledger = cls()
-        for token, source, value, version in zip(ids, sources, log_probs, versions, strict=True):
-            if source == SAMPLED:
-                known = None if version < 0 else version
-                ledger.add_sampled([token], None if value is None else [value], version=known)
+        rows = zip(ids, sources, log_probs, versions, strict=True)
+        for (is_sampled, version), run in itertools.groupby(rows, lambda row: (row[1] == SAMPLED, row[3])):
+            tokens, origins, values, _ = map(list, zip(*run, strict=True))
+            if is_sampled:
+                known = [math.nan if value is None else value for value in values]
+                ledger.add_sampled(tokens, known, version=None if version < 0 else version)
             else:
-                ledger.add_injected([token], [source])
+                ledger.add_injected(tokens, origins)
         return ledger
 
     def __len__(self) -> int:

@@ -209,6 +209,27 @@ class ChatEncoder:
         content = self._fit_content(message["content"])
         return message if content == message["content"] else {**message, "content": content}
 
+    def shorten(self, message: ChatMessage, room: int) -> ChatMessage:
+        """Cut a text that cannot have a place in the trajectory, so that it is not encoded as a whole.
+
+        The trajectory ends truncated with either text, since what is left of it does not fit either.
+
+        Args:
+            message: A message.
+            room: Number of tokens that the bounds leave.
+
+        Returns:
+            The same object if its text may fit.
+        """
+        longest, text = self.encoder.longest_token, message["content"]
+        if (
+            longest is None
+            or not isinstance(text, str)
+            or len(text) <= (most := longest * (max(room, 0) + 1))
+        ):
+            return message
+        return {**message, "content": text[:most]}
+
     def _fit_content(self, content: Any) -> Any:
         if isinstance(content, str):
             return self._truncation.apply(content, self.count_tokens)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.wrappers.cached import Cached
     from torchrl_agentic.tools.wrappers.cassette import Cassette, CassetteMiss, Recorded, Replayed
     from torchrl_agentic.tools.wrappers.faulty import Faulty
+    from torchrl_agentic.tools.wrappers.hedged import Hedged
     from torchrl_agentic.tools.wrappers.renamed import Renamed
     from torchrl_agentic.tools.wrappers.retrying import Retrying
     from torchrl_agentic.tools.wrappers.truncated import Truncated
@@ -46,6 +47,7 @@ __all__ = [
     "FileWriteTool",
     "Geo3kTool",
     "Gsm8kTool",
+    "Hedged",
     "HttpTool",
     "ImageZoomTool",
     "LifecycleTool",
@@ -116,6 +118,7 @@ __getattr__ = load_lazily(
             "Replayed",
         ),
         "wrappers.faulty": ("Faulty",),
+        "wrappers.hedged": ("Hedged",),
         "wrappers.renamed": ("Renamed",),
         "wrappers.retrying": ("Retrying",),
         "wrappers.truncated": ("Truncated",),

@@ -10,12 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.schema_simplify import Schema, simplify_schema
+
+if TYPE_CHECKING:
+    from torchrl_agentic.limits import Limiter
+    from torchrl_agentic.tools.schema_simplify import Schema
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
 """Session of the trajectory whose tool is being opened; two environments may use one trajectory name."""
@@ -61,6 +64,11 @@ class Effects(_EffectsFields):
         self, reads: Iterable[str] = (), writes: Iterable[str] = (), exclusive: bool = False
     ) -> None:
         super().__init__(frozenset(reads), frozenset(writes), exclusive)
+
+    @property
+    def may_change(self) -> bool:
+        """True if a call may change something: it writes a resource, or is exclusive."""
+        return bool(self.writes or self.exclusive)
 
     def __str__(self) -> str:
         """Return "exclusive", "pure", or the names with the verbs "reads" and "writes"."""
@@ -122,6 +130,8 @@ class ToolContext:
         row: Data set row of the trajectory, for tools with `needs_row`.
         clock: Clock of the call, which `queue` stops.
         world: State that the tools of a toolset share in this trajectory; see `Toolset.session`.
+        limiter: Limiter of the tool, if it has one. The call has its slot already; further requests that a
+            tool makes at the same time may take slots of their own.
     """
 
     call_id: str
@@ -138,6 +148,7 @@ class ToolContext:
     row: RowData = NO_DATA
     clock: Clock | None = None
     world: Any = None
+    limiter: Limiter | None = None
 
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
         """Await something, and count the time as queueing, which `per_call_timeout` does not bound.
@@ -309,6 +320,8 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
 
     def spec(self) -> dict[str, JSON]:
         """Return the tool as `{"type": "function", "function": {…}}`, for chat templates and API servers."""
+        from torchrl_agentic.tools.schema_simplify import simplify_schema
+
         function: dict[str, JSON] = {
             "name": self.name,
             "description": self.description,

@@ -164,6 +164,10 @@ class FunctionTool(Tool):
         module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
         if module is not None and _found(module, name) is self:
             return (_found, (module, name))
+        return self.reduce_by_value()
+
+    def reduce_by_value(self) -> tuple[Any, ...]:
+        """Return how to pickle it with its function, for a process that cannot import it."""
         schema = None if self._signature else self.input_schema
         state = {"input_schema": self.input_schema, "is_strict": self.is_strict}
         args = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)

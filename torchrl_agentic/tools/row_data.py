@@ -15,6 +15,10 @@ SELECTION = "tool_selection"
 KEYS = ("tools_kwargs", SELECTION, "need_tools_kwargs")
 EXTRA = "extra_info"
 """Column that may hold these keys too."""
+RIGHT_ANSWERS: tuple[str | tuple[str, ...], ...] = (
+    "ground_truth", ("reward_model", "ground_truth"), (EXTRA, "ground_truth"), "answer",
+)  # fmt: skip
+"""Columns of the right answer in common data sets; the first that a row has counts."""
 
 Columns: TypeAlias = Mapping[str, Any]
 ToolsKwargs: TypeAlias = Mapping[str, Mapping[str, Columns]]

@@ -74,6 +74,9 @@ class StoredMessage(Mapping[str, Any]):
             fields["tool_calls"] = list(message.tool_calls)
         if not message.is_complete:
             fields[_COMPLETE] = False
+        for name, value in (("reasoning_content", message.reasoning), ("refusal", message.refusal)):
+            if value:
+                fields[name] = value
         return cls(fields)
 
     def __getitem__(self, key: str) -> Any:
@@ -104,13 +107,15 @@ class StoredMessage(Mapping[str, Any]):
             tuple(copied(cast("list[Any]", calls))) if isinstance(calls, list) else (),
             call_id if isinstance(call_id, str) else None,
             fields.get(_COMPLETE) is not False,
+            reasoning=_text(fields.get("reasoning_content")),
+            refusal=_text(fields.get("refusal")),
         )
 
     def for_template(self) -> dict[str, Any]:
         """Return the message in the form that chat templates take."""
         fields = self._fields
         made: dict[str, Any] = {"role": str(fields.get("role")), "content": copied(fields.get("content"))}
-        for name in ("name", "tool_call_id", "tool_calls"):
+        for name in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
             value = fields.get(name)
             if isinstance(value, str | list) and value:
                 made[name] = copied(cast("Any", value))
@@ -332,6 +337,10 @@ def _field(td: TensorDictBase, name: str) -> Any:
         return value.data
     # A list given to `History` becomes a stack, an empty one an empty tensor.
     return value.tolist() if isinstance(value, torch.Tensor) or hasattr(value, "tolist") else value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _data_of(stack: LazyStackedTensorDict) -> list[Any]:

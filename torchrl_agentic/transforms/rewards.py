@@ -14,6 +14,7 @@ from tensordict.utils import NestedKey
 from torchrl.data import Unbounded
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.tools.verl.graders import same_number
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -151,9 +152,7 @@ def with_reward(reward_spec: Any) -> Any:
     return reward_spec
 
 
-COLUMNS: tuple[NestedKey, ...] = (
-    "ground_truth", ("reward_model", "ground_truth"), ("extra_info", "ground_truth"), "answer",
-)  # fmt: skip
+COLUMNS: tuple[NestedKey, ...] = RIGHT_ANSWERS
 """Columns of the right answer in common data sets; the first that a row has counts."""
 
 

@@ -22,7 +22,7 @@ TRAJECTORY = (KEY, "trajectory")
 FINAL_REWARD = (KEY, "trajectory_reward")
 CALLS = (KEY, "calls")
 ENDED_BY = (KEY, "ended_by")
-REASONS = ("", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user")
+REASONS = ("", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user", "refused")
 """Why a trajectory ended, by the number in ("agentic", "ended_by").
 
 0: it goes on, or another transform ended it.

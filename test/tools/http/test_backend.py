@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import httpcore
+import httpx
 import pytest
 from helpers.web_addresses import ADDRESSES, SPELLINGS_OF_LOOPBACK, looks_public
 from hypothesis import given
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.http.http_client import PinnedBackend, Progress, current
+from torchrl_agentic.tools.http.http_client import PinnedBackend, PinnedTransport, Progress, current
 from torchrl_agentic.tools.http.policy import HostPolicy
 
 
@@ -161,3 +163,78 @@ async def test_each_failure_to_look_a_name_up_has_its_own_sentence(error: Except
 
     with pytest.raises(kind, match=says):
         await reach(PinnedBackend(HostPolicy(), resolve, Network()), "example.org")
+
+
+class Answering(Peer):
+    """Answers each request, in turns of the event loop."""
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await asyncio.sleep(0)
+        self._left = [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab", b"cd"]
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)
+        return self._left.pop(0)
+
+
+class AnsweringNetwork(Network):
+    """Connects to peers that answer."""
+
+    @property
+    def n_open(self) -> int:
+        return sum(not stream.closed for stream in self.streams)
+
+    async def connect_tcp(self, host: str, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        await asyncio.sleep(0)
+        self.streams.append(Answering(host))
+        return self.streams[-1]
+
+
+async def get(transport: PinnedTransport, url: str = "http://8.8.8.8/") -> bytes:
+    current.set(Progress(ToolContext("c1"), 100_000))
+    response = await transport.handle_async_request(httpx.Request("GET", url))
+    try:
+        return b"".join([chunk async for chunk in response.aiter_raw()])
+    finally:
+        await response.aclose()
+
+
+@pytest.mark.parametrize("has_idle", [False, True])
+async def test_a_request_that_is_cancelled_at_any_step_leaves_no_connection(has_idle: bool):
+    """One idle connection may wait for the next request; httpcore's own pool forgets some."""
+    steps = 0
+    while True:
+        network = AnsweringNetwork()
+        transport = PinnedTransport(
+            PinnedBackend(HostPolicy(), network=network), ssl.create_default_context()
+        )
+        if has_idle:
+            await get(transport)
+        request = asyncio.create_task(get(transport))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.wait([request])
+        assert network.n_open <= 1, steps
+        assert await get(transport) == b"abcd"
+        assert network.n_open == 1
+        await transport.aclose()
+        assert network.n_open == 0
+        if not request.cancelled():
+            break
+        steps += 1
+    assert steps > 3
+
+
+async def test_a_connection_serves_one_request_after_the_other_and_only_its_own_origin():
+    network = AnsweringNetwork()
+    transport = PinnedTransport(PinnedBackend(HostPolicy(), network=network), ssl.create_default_context())
+    for _ in range(3):
+        assert await get(transport) == b"abcd"
+    assert await get(transport, "http://1.1.1.1/") == b"abcd"
+    assert await get(transport) == b"abcd"
+    assert [stream.address for stream in network.streams] == ["8.8.8.8", "1.1.1.1"]
+    await asyncio.gather(*(get(transport) for _ in range(3)))
+    assert len(network.streams) == 4
+    await transport.aclose()
+    assert network.n_open == 0

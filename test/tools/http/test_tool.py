@@ -17,6 +17,7 @@ from torchrl_agentic.messages import ImagePart, ParsedCall, Status, TextPart, To
 from torchrl_agentic.testing import ToolContract
 from torchrl_agentic.tools import HttpTool
 from torchrl_agentic.tools.base import Effects, ToolContext
+from torchrl_agentic.tools.http.http_client import MAX_IDLE
 from torchrl_agentic.tools.http.render import UNTRUSTED
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -352,6 +353,15 @@ async def test_kept_connection_closed_by_the_server_is_not_an_error(server: WebS
     with pytest.raises(ToolError, match="without an HTTP response"):  # sent twice, it might be done twice
         await tool.run({"url": server.url("/"), "method": "POST"}, ToolContext("c3"))
     assert len(server.visits) == 4
+    await tool.teardown()
+
+
+async def test_idle_connections_are_few_however_many_calls_there_were(server: WebServer):
+    tool = tool_for(server)
+    await asyncio.gather(*(tool.run({"url": server.url()}, ToolContext("c1")) for _ in range(3 * MAX_IDLE)))
+    async with asyncio.timeout(10):
+        while server.n_open > MAX_IDLE:
+            await asyncio.sleep(0.01)
     await tool.teardown()
 
 

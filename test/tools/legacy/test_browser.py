@@ -157,4 +157,5 @@ class TestBrowserTransform:
         assert chat.errors() == [1]
 
     def test_another_name_is_an_error_that_says_its_own(self):
-        assert "available: browser" in run(as_tool(Browser(), name="web"), {}).text
+        with pytest.raises(ValueError, match="has no tool 'web'; it has browser"):
+            as_tool(Browser(), name="web")

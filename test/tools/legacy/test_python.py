@@ -112,14 +112,17 @@ class TestPythonInterpreter:
         chat.step(call("python", code="x = 1"), call("python", code="x = 2"))
         chat.reset(True, False)
         first, second = chat.step(*[call("python", code="print(x)")] * 2)
-        assert "NameError" in first[0]
+        assert "name 'x' is not defined" in first[0]
         assert second == ["2"]
 
     def test_a_full_reset_restarts_all(self, chat):
         chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))
         chat.step(*[call("python", code="x = 1")] * 2)
         chat.reset(True, True)
-        assert all("NameError" in row[0] for row in chat.step(*[call("python", code="print(x)")] * 2))
+        # TorchRL may return before it has read the last line of a traceback, which has the name of the error.
+        assert all(
+            "name 'x' is not defined" in row[0] for row in chat.step(*[call("python", code="print(x)")] * 2)
+        )
 
     def test_closing_ends_all_processes(self, chat):
         chat = chat(2, as_tool(PythonInterpreter(persistent=True), name="python"))

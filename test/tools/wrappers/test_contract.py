@@ -14,6 +14,7 @@ from torchrl_agentic.tools import (
     Cached,
     Cassette,
     Faulty,
+    Hedged,
     Recorded,
     Renamed,
     Replayed,
@@ -52,6 +53,11 @@ class TestTruncated(AroundNotes):
 class TestRetrying(AroundAdd):
     def make(self) -> Retrying:
         return Retrying(add)
+
+
+class TestHedged(AroundAdd):
+    def make(self) -> Hedged:
+        return Hedged(add)
 
 
 class TestCached(AroundAdd):

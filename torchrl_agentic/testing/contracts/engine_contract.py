@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import pytest_asyncio
 
-from torchrl_agentic.engines.base import Engine, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, Sampled
 from torchrl_agentic.errors import InfrastructureError
 
 
@@ -96,6 +96,19 @@ class EngineContract:
         assert isinstance(engine, Engine)
         assert engine.max_concurrent >= 1
         assert isinstance(engine.version, int)
+
+    @pytest.mark.asyncio
+    async def test_the_pressure_is_a_share_and_counts_or_unknown(self, engine: Engine) -> None:
+        pressure = getattr(engine, "pressure", None)
+        if pressure is None:
+            return
+        await self.sample(engine, "task/0")
+        found = await pressure()
+        if found is not None:
+            assert isinstance(found, EnginePressure)
+            assert 0 <= found.kv_use <= 1
+            counts = (found.waiting, found.running, found.preempted)
+            assert all(isinstance(count, int) and count >= 0 for count in counts)
 
     @pytest.mark.asyncio
     async def test_a_stop_token_ends_an_answer_and_is_its_last_id(self, engine: Engine) -> None:

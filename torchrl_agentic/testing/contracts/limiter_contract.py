@@ -91,6 +91,19 @@ class LimiterContract:
         second.release()
 
     @pytest.mark.asyncio
+    async def test_a_slot_is_taken_at_once_or_not_at_all(self) -> None:
+        limiter = self.make(1)
+        first, second = limiter.slot(), limiter.slot()
+        await first.acquire()
+        assert not second.acquire_now()
+        assert limiter.stats().waiting == 0
+        first.release()
+        assert second.acquire_now()
+        assert limiter.stats().in_flight == 1
+        second.release()
+        assert limiter.stats().in_flight == 0
+
+    @pytest.mark.asyncio
     async def test_waiter_gets_the_next_free_slot(self) -> None:
         limiter = self.make(1)
         async with limiter.slot():

@@ -17,7 +17,8 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ssl import SSLContext
@@ -27,6 +28,7 @@ import httpcore
 import httpx
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, ToolError
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.http.policy import Address, HostPolicy, parse_address, plain
 
@@ -227,14 +229,10 @@ class CountedStream(httpcore.AsyncNetworkStream):
 
     Args:
         stream: The connection.
-
-    Attributes:
-        spoiled: Whether it must not be used for another request.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
-        self.spoiled = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Read bytes, and count them.
@@ -288,8 +286,6 @@ class CountedStream(httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         """Return a property of the connection; see httpcore."""
-        if info == "is_readable" and self.spoiled:
-            return True  # the pool does not reuse an idle connection that is readable
         return self._stream.get_extra_info(info)
 
 
@@ -414,17 +410,31 @@ MAX_IDLE = 20
 
 
 class _Stream(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response) -> None:
-        self._response = response
+    """Body of a response, whose end gives its connection back or closes it."""
+
+    def __init__(
+        self,
+        response: httpcore.Response,
+        connection: httpcore.AsyncHTTPConnection,
+        give_back: Callable[[httpcore.AsyncHTTPConnection], Awaitable[None]],
+    ) -> None:
+        self._response, self._connection, self._give_back = response, connection, give_back
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._response.aiter_stream():
             yield chunk
 
     async def aclose(self) -> None:
-        if has_unread_data(self._response):
-            cast("CountedStream", self._response.extensions["network_stream"]).spoiled = True
-        await self._response.aclose()
+        is_clean = not has_unread_data(self._response)
+        try:
+            await self._response.aclose()
+        except BaseException:
+            await run_to_completion(self._connection.aclose())
+            raise
+        if is_clean and self._connection.is_idle():
+            await run_to_completion(self._give_back(self._connection))
+        else:
+            await run_to_completion(self._connection.aclose())
 
 
 def has_unread_data(response: httpcore.Response) -> bool:
@@ -433,7 +443,7 @@ def has_unread_data(response: httpcore.Response) -> bool:
     Reads private attributes of httpcore; if they are missing, no connection is used twice.
     """
     try:
-        connection = cast("Any", response.stream)._stream._connection
+        connection = cast("Any", response.stream)._connection
         return bool(connection._h11_state.trailing_data[0])
     except AttributeError:
         return True
@@ -443,7 +453,9 @@ class PinnedTransport(httpx.AsyncBaseTransport):
     """Sends requests over connections of a `PinnedBackend`. The exceptions are those of httpcore.
 
     It is used without an `httpx.AsyncClient`, which would share cookies between trajectories and parse
-    redirects before we check them.
+    redirects before we check them; and without the pool of httpcore, which keeps the connection of a request
+    that is cancelled at some moments open for ever. A connection serves one request at a time here, and is
+    closed if that ends by an exception.
 
     Args:
         backend: Opens the connections.
@@ -451,34 +463,66 @@ class PinnedTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, backend: PinnedBackend, ssl_context: ssl.SSLContext) -> None:
-        # No limit on connections: that is for a rate limiter, and a wait here would count as run time.
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=None,
-            max_keepalive_connections=MAX_IDLE,
-            keepalive_expiry=KEEP_ALIVE_S,
-            network_backend=backend,
-        )
+        self._backend, self._ssl_context = backend, ssl_context
+        self._idle: deque[tuple[httpcore.Origin, httpcore.AsyncHTTPConnection]] = deque()
+        self._is_closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request, and return the response before its body is read."""
         assert isinstance(request.stream, httpx.AsyncByteStream)
         url = request.url
-        response = await self._pool.handle_async_request(
-            httpcore.Request(
-                method=request.method,
-                url=httpcore.URL(
-                    scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-                ),
-                headers=request.headers.raw,
-                content=request.stream,
-            )
+        sent = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
         )
-        return httpx.Response(response.status, headers=response.headers, stream=_Stream(response))
+        connection = await self._connection(sent.url.origin)
+        try:
+            response = await connection.handle_async_request(sent)
+        except BaseException:
+            await run_to_completion(connection.aclose())
+            raise
+        stream = _Stream(response, connection, functools.partial(self._give_back, sent.url.origin))
+        return httpx.Response(response.status, headers=response.headers, stream=stream)
+
+    async def _connection(self, origin: httpcore.Origin) -> httpcore.AsyncHTTPConnection:
+        """Return an idle connection, or a new one, and close those that are idle for too long."""
+        found: httpcore.AsyncHTTPConnection | None = None
+        useless: list[httpcore.AsyncHTTPConnection] = []
+        for _ in range(len(self._idle)):
+            known, connection = self._idle.popleft()
+            if connection.has_expired() or not connection.is_available():
+                useless.append(connection)
+            elif known == origin and found is None:
+                found = connection
+            else:
+                self._idle.append((known, connection))
+        try:
+            for connection in useless:
+                await run_to_completion(connection.aclose())
+        except BaseException:
+            if found is not None:
+                await run_to_completion(found.aclose())
+            raise
+        return found or httpcore.AsyncHTTPConnection(
+            origin,
+            ssl_context=self._ssl_context,
+            keepalive_expiry=KEEP_ALIVE_S,
+            network_backend=self._backend,
+        )
+
+    async def _give_back(self, origin: httpcore.Origin, connection: httpcore.AsyncHTTPConnection) -> None:
+        """Keep a connection for another request to its origin; close the oldest if there are many."""
+        self._idle.append((origin, connection))
+        while len(self._idle) > (0 if self._is_closed else MAX_IDLE):
+            await self._idle.popleft()[1].aclose()
 
     async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
+        """Close all idle connections; the others close with their requests."""
+        self._is_closed = True
+        while self._idle:
+            await run_to_completion(self._idle.popleft()[1].aclose())
 
 
 class Client:

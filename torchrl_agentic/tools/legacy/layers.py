@@ -89,7 +89,11 @@ class NamedLayer(ThreadLayer):
         known = _known_schema(getattr(self.transform, "tool_schemas", None), name)
         if known is not None:
             return known
-        function: Any = _item(getattr(self.transform, "tools", None), name)
+        tools = getattr(self.transform, "tools", None)
+        if isinstance(tools, Mapping) and name not in self.names:
+            kind = type(self.transform).__name__
+            raise ValueError(f"this {kind} has no tool {name!r}; it has {', '.join(self.names) or 'none'}")
+        function: Any = _item(tools, name)
         try:
             read = schema_of(cast("Callable[..., Any]", function))
         except TypeError:  # not a function, or without annotations

@@ -16,6 +16,11 @@ The order matters:
 - `Truncated(Budgeted(t))` may cut the line about the budget; `Budgeted(Truncated(t))` adds it after the cut,
   so that the text is longer than `max_chars` by that line.
 - `Retrying(Budgeted(t))` pays for each try that times out; `Budgeted(Retrying(t))` pays once.
+- `Cached(Hedged(t))` hedges misses only; `Hedged(Cached(t))` is refused, since a second call would wait for
+  the first one.
+- `Retrying(Hedged(t))` hedges each try. With `Hedged(Retrying(t))`, the pauses between tries count as slow.
+- `Budgeted(Hedged(t))`, `Recorded(Hedged(t))` and `Approved(Hedged(t))` see one call; in the other order,
+  they see the second call too.
 - `Retrying(Faulty(t))` may recover: each try of a call draws its fault again.
 - `Recorded` around everything records what the model saw, and `Replayed` in its place runs nothing inside.
   `Recorded` next to the tool records what the tool did, and a replay runs the wrappers around it again.
@@ -24,6 +29,6 @@ The order matters:
   the tool by its own name.
 
 State of a trajectory (budgets, caches of the scope "trajectory", the position of a replay) lives in its
-session. All trajectories share a `Cached` of the scopes "group" and "global", and a `Cassette`; a `Budget`
-shares its bounds between trajectories, never what was spent.
+session. All trajectories share a `Cached` of the scopes "group" and "global", the latencies of a `Hedged`,
+and a `Cassette`; a `Budget` shares its bounds between trajectories, never what was spent.
 """

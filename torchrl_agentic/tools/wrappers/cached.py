@@ -36,6 +36,8 @@ class Cached(Wrapped):
             with a scope other than "trajectory"; if `scope` and `group` do not fit.
     """
 
+    sees_every_call = False
+
     def __init__(
         self,
         tool: Any,

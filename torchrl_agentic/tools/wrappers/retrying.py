@@ -90,7 +90,7 @@ class Retrying(Wrapped):
                 f" got attempts={attempts}, first_s={first_s}, longest_s={longest_s}"
             )
         effects = effects_of(self)
-        if idempotency_key is None and (effects.writes or effects.exclusive):
+        if idempotency_key is None and effects.may_change:
             raise ValueError(
                 f"{self.name!r} may change things ({effects}): a second try could do them twice. Pass an"
                 " idempotency_key by which its service recognizes retries, or declare the tool's effects if"
