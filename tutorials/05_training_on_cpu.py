@@ -4,9 +4,7 @@
 
 Reinforcement learning with tools on two CPU cores: a tiny model samples answers, its calls run in the
 sandbox, and `GRPOLoss` raises the probability of the tokens that led to right answers.
-``examples/grpo_collector.py`` is the whole program; it takes a weak model from 19.5% to 84.4% right
-answers on held-out problems (curve: ``examples/grpo_curve.png``). This tutorial shows its parts and one
-training step.
+``examples/grpo.py`` is the whole program. This tutorial shows its parts and one training step.
 """
 
 # %%

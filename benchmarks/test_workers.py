@@ -1,0 +1,141 @@
+"""What a collector's own process pays per answer of a trajectory on a worker, and how far that scales.
+
+10,000 trajectories are in flight over 8 Ray actors, over a simulated engine that has a place for each. The
+machine need not have 8 cores: the processor time of each process is measured, and exact mean value analysis
+of a closed network (10,000 trajectories, a driver, 8 workers with a core each, answers and tools as delays)
+gives the throughput that they have with a core each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from collector_load import TOKENIZER, Answers, Load, compose_of, tasks
+from torchrl.envs import Compose
+
+from torchrl_agentic import EndTrajectory
+from torchrl_agentic.collectors import AgentCollector, RayWorkers
+from torchrl_agentic.testing import SimulatedEngine
+
+WORKERS, IN_FLIGHT = 8, 10_000
+DELAY_S = 40.0
+"""Seconds of an answer in the measured run, so that two cores are not saturated and batches stay small."""
+THINK_S = 2.3
+"""Mean seconds of an answer and its tools on a real engine, with the load of `test_collector.py`."""
+MEASURED_S = 60.0
+TICK = os.sysconf("SC_CLK_TCK")
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Generator[None]:
+    here = {"env_vars": {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.getcwd()])}}
+    ray.init(
+        num_cpus=WORKERS,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env=here,
+        object_store_memory=200 << 20,
+    )
+    yield
+    ray.shutdown()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def worker_pids() -> list[int]:
+    """Return the processes of the actors."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"_RayWorker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def throughput(customers: int, think_s: float, demands: list[float]) -> float:
+    """Return the throughput of a closed network of queues and a delay, by exact mean value analysis.
+
+    Args:
+        customers: Number of trajectories in flight.
+        think_s: Seconds of the delay, per turn.
+        demands: Seconds of processor time that a turn takes at each queue, on average over all turns.
+    """
+    waiting = [0.0] * len(demands)
+    rate = 0.0
+    for count in range(1, customers + 1):
+        times = [demand * (1 + queue) for demand, queue in zip(demands, waiting, strict=True)]
+        rate = count / (think_s + sum(times))
+        waiting = [rate * seconds for seconds in times]
+    return rate
+
+
+async def measured() -> tuple[float, float, int]:
+    """Return seconds of the driver and of all workers per answer, and the number of answers."""
+    load = Load(median_s=0.0, size=80.0)
+    engine = SimulatedEngine(
+        Answers(load, 2 * IN_FLIGHT),
+        step_s=DELAY_S / 100,
+        per_sequence_s=0.0,
+        max_concurrent=IN_FLIGHT,
+        piece_tokens=1024,
+    )
+    collector = AgentCollector(
+        Compose(compose_of(), EndTrajectory(max_turns=load.most_turns, when_no_calls=True)),
+        engine=engine,
+        tokenizer=TOKENIZER,
+        tasks=tasks(),
+        groups_per_batch=16,
+        max_staleness=None,
+        max_turns=load.most_turns,
+        max_in_flight=IN_FLIGHT,
+        workers=RayWorkers(WORKERS, cpus_per_worker=1),
+    )
+
+    async def drain() -> None:
+        async for _ in collector:
+            pass
+
+    draining = asyncio.create_task(drain())
+    async with collector:
+        while collector.stats.snapshot()["engine"]["requests"] < 0.95 * IN_FLIGHT:
+            await asyncio.sleep(1)
+            if draining.done():
+                draining.result()
+        pids = worker_pids()
+        assert len(pids) == WORKERS
+        before = engine.load().finished, time.process_time(), sum(map(cpu_s, pids))
+        await asyncio.sleep(MEASURED_S)
+        after = engine.load().finished, time.process_time(), sum(map(cpu_s, pids))
+    await asyncio.wait([draining])
+    answers = after[0] - before[0]
+    return (after[1] - before[1]) / answers, (after[2] - before[2]) / answers, answers
+
+
+def test_ten_thousand_trajectories_on_eight_workers(benchmark: Any) -> None:
+    """Share of linear throughput."""
+    benchmark.group = "workers: 10,000 trajectories in flight"
+    driver_s, worker_s, answers = benchmark.pedantic(lambda: asyncio.run(measured()), rounds=1)
+    eight = throughput(IN_FLIGHT, THINK_S, [driver_s, *[worker_s / WORKERS] * WORKERS])
+    one = throughput(IN_FLIGHT // WORKERS, THINK_S, [driver_s, worker_s])
+    share = eight / (WORKERS * one)
+    benchmark.extra_info |= {"driver ms": 1e3 * driver_s, "worker ms": 1e3 * worker_s, "share": share}
+    print(
+        f"\n{answers} answers; processor time per answer: driver {1e3 * driver_s:.3f} ms, "
+        f"worker {1e3 * worker_s:.3f} ms; with a core each and {THINK_S} s per turn: one worker {one:,.0f} "
+        f"answers/s, eight {eight:,.0f}, {share:.0%} of linear (reach 85 %)"
+    )
