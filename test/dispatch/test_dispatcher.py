@@ -425,6 +425,32 @@ async def test_cancelling_a_run_ends_its_tools_before_it_returns():
     await dispatcher.close()
 
 
+async def test_a_run_that_is_cancelled_again_at_once_leaves_no_call_behind():
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    dispatcher = Dispatcher([work], per_call_timeout=None)
+    session = dispatcher.session("t")
+    task = asyncio.create_task(session.run([_call("work")]))
+    await begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)  # the run has begun to cancel its calls
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5):
+        await ended.wait()
+    await session.close()
+    assert not session.is_busy
+    await dispatcher.close()
+
+
 async def test_failing_setup_raises_and_tears_down_earlier_tools():
     events: list[str] = []
     dispatcher = Dispatcher([Owned("a", events), Owned("b", events, "setup"), Owned("c", events)])
@@ -662,3 +688,38 @@ async def test_a_branch_may_use_the_tools_that_its_source_may():
     await session.branch([other])
     results = await other.run([ParsedCall("f", {}, "a"), ParsedCall("g", {}, "b")])
     assert [result.status for result in results] == [Status.OK, Status.UNKNOWN_TOOL]
+
+
+async def test_branches_that_were_open_close_although_their_branching_is_cancelled_twice():
+    second, goes_on, closed = asyncio.Event(), asyncio.Event(), []
+
+    class Copied(Tool):
+        name, description = "copied", "Return nothing."
+
+        @asynccontextmanager
+        async def session(self, trajectory):
+            yield self
+
+        @asynccontextmanager
+        async def branch(self, live, trajectory):
+            if trajectory == "second":
+                second.set()
+                await goes_on.wait()
+            yield live
+            closed.append(trajectory)
+
+        async def run(self, args, ctx):
+            return ""
+
+    async with Dispatcher([Copied()]).session("t") as session:
+        await session.run([_call("copied")])
+        copies = [session.dispatcher.session(name) for name in ("first", "second")]
+        task = asyncio.create_task(session.branch(copies))
+        await second.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        goes_on.set()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert sorted(closed) == ["first", "second"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrl_agentic.dispatch.resolve import BoundTool, resolve
 from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.dispatch.turn import Outages, TurnOptions, TurnRun
+from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Outages, TurnOptions, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -261,7 +261,10 @@ class Dispatcher:
         try:
             await all_done
         except asyncio.CancelledError:
-            await asyncio.gather(*(run.cancel() for run in runs))
+            for run in runs:  # before any await, which a second cancellation would end
+                run.cancel()
+            if ending := {task for session, _, _ in batch for task in session.lingering}:
+                await asyncio.wait(ending, timeout=CANCEL_GRACE_S)
             raise
         finally:
             if deadline is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import (
     Threads,
     Tool,
@@ -309,7 +310,8 @@ class Session:
                     await asyncio.shield(copy.ready)
                 session.cache = None if self.cache is None else self.cache.branch(session.trajectory)
         except BaseException:
-            await asyncio.gather(*(session.close() for session in into))
+            closing = asyncio.gather(*(session.close() for session in into))
+            await run_to_completion(closing, always_wait=True)
             raise
 
     def take_reward(self) -> float:

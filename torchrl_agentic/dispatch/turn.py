@@ -247,13 +247,11 @@ class TurnRun:
                 seconds = self._options.per_turn_timeout
                 self._stop(entry, model_messages.turn_timeout(entry.call.tool, seconds))
 
-    async def cancel(self) -> None:
-        """Cancel every call that has not finished, and wait up to `CANCEL_GRACE_S` for them to end."""
+    def cancel(self) -> None:
+        """Cancel every call that has not finished; their tasks are among those that linger."""
         for entry in self._entries:
             if entry.result is None:
                 self._stop(entry, model_messages.cancelled(entry.call.tool))
-        if self._session.lingering:
-            await asyncio.wait(set(self._session.lingering), timeout=CANCEL_GRACE_S)
 
     async def _perform(self, entry: _Entry) -> None:
         """Run one call, or get its result from the cache of the group, and store the result."""
