@@ -284,6 +284,31 @@ def test_only_auto_follows_an_engine_and_only_one_that_knows_its_pressure(
     assert least <= run_skipping(main()) <= most
 
 
+def test_the_statistics_show_the_limit_and_what_the_engine_reports():
+    async def main() -> tuple[dict[str, Any], str, dict[str, float]]:
+        engine = SimulatedEngine(answers, max_concurrent=PLACES, kv_tokens=KV_TOKENS)
+        collector = AgentCollector(
+            ToolCompose([nap], "hermes"),
+            engine=engine,
+            tokenizer=tokenizer(),
+            tasks=numbered_tasks(None),
+            groups_per_batch=32,
+            max_staleness=None,
+        )
+        async for _ in collector:
+            stats = collector.stats
+            found = stats.snapshot()["capacity"], str(stats), stats.scalars()
+            break
+        await collector.aclose()
+        return found
+
+    capacity, table, curves = run_skipping(main())
+    assert 0 < capacity["open"] <= capacity["limit"]
+    assert 0 < capacity["kv_use"] <= 1
+    assert f"{capacity['open']} of at most {capacity['limit']} trajectories open; KV cache" in table
+    assert curves["collector/capacity/kv_use"] == capacity["kv_use"]
+
+
 def test_a_pressure_that_fails_does_not_end_the_collector():
     class Failing(ScriptedEngine):
         async def pressure(self) -> EnginePressure:

@@ -397,7 +397,8 @@ class AgentCollector(BaseCollector):
         if saved is not None:
             self._version_base = saved.version - self.engine.version
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
-        self.stats.begin(loop.time)
+        permits = self._permits()
+        self.stats.begin(loop.time, capacity=self._capacity, permits=permits)
         encoder = self._agent.encoder
         requests = Requests(
             self.engine,
@@ -406,7 +407,7 @@ class AgentCollector(BaseCollector):
             retries=self._engine_retries,
             on_update=self._on_update,
             is_pushed=self._weight_updater is not None,
-            permits=self._permits(),
+            permits=permits,
             stats=self.stats,
             version_base=self._version_base,
         )

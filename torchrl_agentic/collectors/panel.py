@@ -15,6 +15,7 @@ from torchrl_agentic.collectors.stats_table import (
     ages_of,
     bias_of,
     busy_trainer_of,
+    capacity_of,
     duration,
     name_of,
     short_name,
@@ -80,6 +81,8 @@ def _facts(snapshot: Mapping[str, JSON]) -> Table:
     queued = f", {engine['queued']} queued" if engine["queued"] else ""
     use.append(f"{queued}; idle {engine['idle']:.0%} of the time")
     table.add_row("engine", use)
+    if capacity := capacity_of(snapshot["capacity"]):
+        table.add_row("capacity", capacity)
     ready = f"{batches['complete_groups']} of {batches['groups_per_batch']} groups of the next one complete"
     table.add_row("batches", f"{batches['n']}; {ready}")
     if busy := busy_trainer_of(snapshot):

@@ -18,6 +18,9 @@ from torchrl_agentic.text import truncate
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from torchrl_agentic.collectors.capacity import Capacity
+    from torchrl_agentic.collectors.request_permits import RequestPermits
+
 Event: TypeAlias = Literal[
     "aborted", "resumed", "replaced", "dropped", "cancelled", "early", "cached", "moved", "restarted"
 ]
@@ -187,6 +190,8 @@ class CollectorStats:
         self._start = clock()
         self._stopped: float | None = None
         self._engine = _EngineUse(self._start)
+        self._capacity: Capacity | None = None
+        self._permits: RequestPermits | None = None
         self._wait = _Wait()
         self._known: dict[str, _Trajectory] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -202,13 +207,22 @@ class CollectorStats:
         self._n_began = self._n_ended = self._n_batches = self._n_groups = self._n_trained = 0
         self._version = 0
 
-    def begin(self, clock: Callable[[], float]) -> None:
+    def begin(
+        self,
+        clock: Callable[[], float],
+        *,
+        capacity: Capacity | None = None,
+        permits: RequestPermits | None = None,
+    ) -> None:
         """Begin to count time, by another clock.
 
         Args:
             clock: Function that returns the time in seconds.
+            capacity: Bounds the number of trajectories in flight; None: nothing is shown of it.
+            permits: Holds requests back while the KV cache of the engine is full, or None.
         """
         with self._lock:
+            self._capacity, self._permits = capacity, permits
             self._clock = clock
             self._start = clock()
             self._engine = _EngineUse(self._start)
@@ -502,6 +516,7 @@ class CollectorStats:
                     "mean_requests": recent["mean_requests"],
                     "mean_requests_total": total["mean_requests"],
                 },
+                "capacity": _capacity_figures(self._capacity, self._permits),
                 "tokens": {
                     "sampled": self._engine.tokens,
                     "trained": self._n_trained,
@@ -579,6 +594,18 @@ def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
     name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
+
+
+def _capacity_figures(capacity: Capacity | None, permits: RequestPermits | None) -> dict[str, JSON]:
+    """Return how many trajectories may be open, and what the engine reports of its KV cache."""
+    pressure = None if permits is None else permits.pressure
+    return {
+        "open": None if capacity is None else capacity.open,
+        "limit": None if capacity is None else capacity.limit,
+        "held_back": 0 if permits is None else permits.waiting,
+        "kv_use": None if pressure is None else pressure.kv_use,
+        "preempted": None if pressure is None else pressure.preempted,
+    }
 
 
 def _add(sums: dict[str, float], name: str, seconds: float) -> None:

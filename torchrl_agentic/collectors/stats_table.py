@@ -35,6 +35,9 @@ def scalars_of(snapshot: Mapping[str, JSON]) -> dict[str, float]:
         "age_mean": mean_age(snapshot["ages"]["last"]),
         "age_max": max(map(int, snapshot["ages"]["last"]), default=0),
     }
+    for name, value in snapshot["capacity"].items():
+        if value is not None:
+            found[f"capacity/{name}"] = value
     for kind, length in lengths.items():
         if length["mean"] is not None:
             found[f"length/{kind}"] = length["mean"]
@@ -86,6 +89,8 @@ def _lines(snapshot: Mapping[str, JSON]) -> Iterator[str]:
         f"{engine['queued']} queued, {engine['mean_requests']:.1f} on average, "
         f"idle {engine['idle']:.0%} of the time"
     )
+    if capacity := capacity_of(snapshot["capacity"]):
+        yield f"capacity: {capacity}"
     share = wait["seconds"] / seconds if seconds > 0 else 0.0
     yield f"why the trainer waited: {duration(wait['seconds'])} in all, {share:.0%} of the time"
     causes = list(wait["causes"].items())
@@ -111,6 +116,23 @@ def _lines(snapshot: Mapping[str, JSON]) -> Iterator[str]:
     for title, counts in (("failures", snapshot["failures"]), ("events", snapshot["events"])):
         if counts:
             yield one_line(f"{title}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}", 80)
+
+
+def capacity_of(figures: Mapping[str, JSON]) -> str:
+    """Return how many trajectories are open, and how full the KV cache is; "" if nothing is known.
+
+    Args:
+        figures: The part "capacity" of a snapshot.
+    """
+    if figures["limit"] is None:
+        return ""
+    found = f"{figures['open']} of at most {figures['limit']} trajectories open"
+    if figures["kv_use"] is None:
+        return found
+    return (
+        f"{found}; KV cache {figures['kv_use']:.0%} full, {figures['preempted']} preemptions, "
+        f"{figures['held_back']} requests held back"
+    )
 
 
 def ages_of(ages: Mapping[str, int]) -> str:
