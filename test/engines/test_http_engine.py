@@ -189,6 +189,7 @@ async def test_a_server_that_is_not_there_is_an_error():
         engine = engine_of(server)
     with pytest.raises(InfrastructureError, match="cannot be reached"):
         await engine.sample(PROMPT, max_tokens=32, key="a")
+    await engine.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -440,6 +441,9 @@ async def test_a_check_succeeds_if_the_server_is_healthy_and_says_why_not():
         with pytest.raises(InfrastructureError, match="health responded with 503"):
             await engine.check()
     with pytest.raises(InfrastructureError, match="cannot be reached"):
+        await engine.check()
+    await engine.close()
+    with pytest.raises(InfrastructureError, match="the engine is closed"):
         await engine.check()
 
 

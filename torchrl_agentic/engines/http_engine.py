@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import httpx
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
+from torchrl_agentic.engines.http_session import HTTPSession
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.server_metrics import pressure_of, read_metrics
 from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.text import read_json
 from torchrl_agentic.tokens.writer import stop_ids
 from torchrl_agentic.tools.service import BUSY, Patience, ServiceError, pause_s, retry_after_s
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["HTTPEngine"]
 
@@ -39,7 +41,6 @@ UpdateWeights: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _FORBID = -100.0
 _SHOWN = 300
-_REQUESTS_PER_CLIENT = 16
 _LATE = 408
 _CHECK_S = 10.0
 _FINISHES: Mapping[str, Finish] = {
@@ -147,12 +148,7 @@ class HTTPEngine:
         self._timeout, self._patience = timeout, patience or Patience()
         self._update_weights, self._weights_parent = update_weights, weights_parent
         authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._clients = _Clients(
-            headers={**authorization, **(headers or {})},
-            timeout=httpx.Timeout(timeout, pool=None),
-            verify=httpx.create_ssl_context(trust_env=False),
-            trust_env=False,
-        )
+        self._http = HTTPSession({**authorization, **(headers or {})}, timeout)
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -217,11 +213,11 @@ class HTTPEngine:
         """Check that the server answers that it is healthy; an `EnginePool` does so before it comes back.
 
         Raises:
-            InfrastructureError: If it does not.
+            InfrastructureError: If it does not, or the engine is closed.
         """
-        response = await self._get("/health")
-        if response.status_code >= 300:
-            raise InfrastructureError(f"{self._url}/health responded with {response.status_code}")
+        status, _ = await self._get("/health")
+        if status >= 300:
+            raise InfrastructureError(f"{self._url}/health responded with {status}")
 
     async def pressure(self) -> EnginePressure | None:
         """Return how full the server is by its `/metrics`; None if these do not say it.
@@ -231,11 +227,10 @@ class HTTPEngine:
         Raises:
             InfrastructureError: If the server cannot be reached or fails, or the engine is closed.
         """
-        self._gate.check_open()
-        response = await self._get("/metrics")
-        if response.status_code >= 500 or response.status_code in BUSY:
-            raise InfrastructureError(f"{self._url}/metrics responded with {response.status_code}")
-        metrics = read_metrics(response.text) if response.status_code < 300 else {}
+        status, text = await self._get("/metrics")
+        if status >= 500 or status in BUSY:
+            raise InfrastructureError(f"{self._url}/metrics responded with {status}")
+        metrics = read_metrics(text) if status < 300 else {}
         found = pressure_of(metrics, self._kind)
         if found is None and not self._has_missed_metrics:
             self._has_missed_metrics = True
@@ -243,24 +238,24 @@ class HTTPEngine:
                 "%s/metrics (status %d) says nothing about the KV cache, so that no request is held back for "
                 "it; vLLM has metrics without --disable-log-stats, SGLang with --enable-metrics",
                 self._url,
-                response.status_code,
+                status,
             )
         return found
 
-    async def _get(self, path: str) -> httpx.Response:
-        """Return the response of the server to a quick question about itself."""
+    async def _get(self, path: str) -> tuple[int, str]:
+        """Return status and body of the response of the server to a quick question about itself."""
+        self._gate.check_open()
         try:
-            async with asyncio.timeout(_CHECK_S):
-                with self._clients.lent() as client:
-                    return await client.get(self._url + path)
-        except (TimeoutError, httpx.TransportError) as error:
+            async with asyncio.timeout(_CHECK_S), self._http.request("GET", self._url + path) as response:
+                return response.status, (await response.read()).decode("utf-8", "replace")
+        except (TimeoutError, ConnectionError) as error:
             what = str(error) or type(error).__name__
             raise InfrastructureError(f"{self._url} cannot be reached: {what}") from error
 
     async def close(self) -> None:
         """End all requests with InfrastructureError, and close the connections."""
         await self._gate.close()
-        await self._clients.aclose()
+        await self._http.close()
 
     async def _update(self, weights: Any) -> int:
         async with contextlib.AsyncExitStack() as stack:
@@ -306,8 +301,7 @@ class HTTPEngine:
 
         async def post() -> None:
             async with self._post(path, payload, {}) as response:
-                body = await response.aread()
-                self._wire.check_command(_json(body))
+                self._wire.check_command(_json(await response.read()))
 
         try:
             await self._with_retries(post, lambda: True)
@@ -326,7 +320,7 @@ class HTTPEngine:
                     async for data in _events(response):
                         self._add(request, data)
                 else:
-                    self._add(request, _json(await response.aread()))
+                    self._add(request, _json(await response.read()))
             if request.found.finish is None:
                 raise ServiceError(f"{self._url} ended an answer early", "short", is_transient=True)
 
@@ -356,12 +350,12 @@ class HTTPEngine:
 
     def _check(self, piece: _Piece, before: int, max_tokens: int) -> None:
         """Raise InfrastructureError if a piece is not what an engine returns."""
-        if not all(type(token) is int for token in piece.ids):
+        if not set(map(type, piece.ids)) <= {int}:
             raise InfrastructureError(f"{self._url} sent ids that are no whole numbers: {piece.ids!r:.200}")
-        wrong = [token for token in piece.ids if not 0 <= token < self._vocab_size]
-        if wrong:
+        if piece.ids and not 0 <= min(piece.ids) <= max(piece.ids) < self._vocab_size:
+            wrong = next(token for token in piece.ids if not 0 <= token < self._vocab_size)
             raise InfrastructureError(
-                f"{self._url} sampled id {wrong[0]}; the vocabulary has {self._vocab_size}. Is the tokenizer"
+                f"{self._url} sampled id {wrong}; the vocabulary has {self._vocab_size}. Is the tokenizer"
                 " that of the server's model?"
             )
         if before + len(piece.ids) > max_tokens:
@@ -423,23 +417,22 @@ class HTTPEngine:
     @contextlib.asynccontextmanager
     async def _post(
         self, path: str, payload: JSON, headers: Mapping[str, str]
-    ) -> AsyncGenerator[httpx.Response]:
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Post JSON, and yield a response that is no error."""
+        body = json.dumps(payload, separators=(",", ":")).encode()
+        headers = {"Content-Type": "application/json", **headers}
         try:
-            with self._clients.lent() as client:
-                async with client.stream("POST", self._url + path, json=payload, headers=headers) as response:
-                    if response.status_code >= 300:
-                        text = (await response.aread()).decode("utf-8", "replace")[:_SHOWN]
-                        self._raise_for(path, response, text)
-                    yield response
-        except httpx.TransportError as error:
-            what = str(error) or type(error).__name__
-            raise ServiceError(
-                f"{self._url} cannot be reached: {what}", "connection", is_transient=True
-            ) from error
+            async with self._http.request("POST", self._url + path, data=body, headers=headers) as response:
+                if response.status >= 300:
+                    text = (await response.read()).decode("utf-8", "replace")[:_SHOWN]
+                    self._raise_for(path, response, text)
+                yield response
+        except ConnectionError as error:
+            what = f"{self._url} cannot be reached: {error}"
+            raise ServiceError(what, "connection", is_transient=True) from error
 
-    def _raise_for(self, path: str, response: httpx.Response, text: str) -> None:
-        status = response.status_code
+    def _raise_for(self, path: str, response: aiohttp.ClientResponse, text: str) -> None:
+        status = response.status
         what = f"{self._url}{path} responded with {status}: {text}"
         if status >= 500 or status in BUSY or status == _LATE:
             wait = retry_after_s(response.headers.get("retry-after"), time.time())
@@ -453,40 +446,6 @@ class HTTPEngine:
         if isinstance(code, int) and 400 <= code < 500 and code not in BUSY:
             raise ValueError(what)
         raise ServiceError(what, "server", is_transient=True)
-
-
-class _Clients:
-    """HTTP clients of which each runs a few requests at once, as many as are needed.
-
-    A request costs httpx a time in proportion to the number of connections of its client.
-
-    Args:
-        options: Arguments of `httpx.AsyncClient`.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-        self._all: list[httpx.AsyncClient] = []
-        self._free: list[httpx.AsyncClient] = []  # each as often as it may run further requests
-
-    @contextlib.contextmanager
-    def lent(self) -> Generator[httpx.AsyncClient]:
-        """Lend a client for one request; the latest that was returned, whose connections are warm."""
-        if not self._free:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=_REQUESTS_PER_CLIENT)
-            client = httpx.AsyncClient(limits=limits, **self._options)
-            self._all.append(client)
-            self._free += [client] * _REQUESTS_PER_CLIENT
-        client = self._free.pop()
-        try:
-            yield client
-        finally:
-            self._free.append(client)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        for client in self._all:
-            await client.aclose()
 
 
 @dataclass(slots=True)
@@ -515,25 +474,28 @@ def _is_finite(value: Any) -> bool:
 
 def _json(body: bytes) -> Any:
     try:
-        return read_json(body)
-    except ValueError:
+        return json.loads(body)
+    except (ValueError, RecursionError):
         raise InfrastructureError(f"the server sent no JSON: {body[:_SHOWN]!r}") from None
 
 
-async def _events(response: httpx.Response) -> AsyncGenerator[Any]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any]:
     """Yield the JSON of the events of a stream (server-sent events)."""
-    async for line in response.aiter_lines():
-        name, _, value = line.partition(":")
-        if name != "data":
-            continue
-        if value.strip() == "[DONE]":
-            return
-        try:
-            event = read_json(value)
-        except ValueError:  # a proxy may end a stream in the middle of an event without an error
-            what = f"the server sent no JSON: {value[:_SHOWN]!r}"
-            raise ServiceError(what, "stream", is_transient=True) from None
-        yield event
+    rest = b""
+    async for piece in response.content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name != b"data":
+                continue
+            if value.strip() == b"[DONE]":
+                return
+            try:
+                event = json.loads(value)
+            except (ValueError, RecursionError):  # a proxy may end a stream in the middle of an event
+                what = f"the server sent no JSON: {value[:_SHOWN]!r}"
+                raise ServiceError(what, "stream", is_transient=True) from None
+            yield event
 
 
 class _Wire(ABC):

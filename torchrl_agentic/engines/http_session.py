@@ -1,0 +1,71 @@
+"""`HTTPSession`: the connections of an engine to its server, over aiohttp."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.tools.per_loop import PerLoop
+
+if TYPE_CHECKING:
+    import aiohttp
+
+IDLE_S = 4.0
+"""Seconds after which an idle connection is closed; uvicorn, which serves vLLM and SGLang, waits for 5."""
+
+
+class HTTPSession:
+    """Connections to a server, as many as there are requests, kept open between them; a pool per event loop.
+
+    aiohttp parses responses in C, and a request takes the same time with any number of connections.
+    Proxies and credentials of the environment are ignored, redirects are not followed, and cookies are not
+    kept: a cookie of a load balancer would send all trajectories to one server.
+
+    Args:
+        headers: Headers of each request.
+        timeout: Seconds that a connection may take, or that may pass without data; None: no limit.
+    """
+
+    def __init__(self, headers: Mapping[str, str], timeout: float | None) -> None:
+        self._headers, self._timeout = dict(headers), timeout
+        self._sessions: PerLoop[aiohttp.ClientSession] = PerLoop()
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+        import httpx
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=IDLE_S, ssl=httpx.create_ssl_context(trust_env=False)
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(sock_connect=self._timeout, sock_read=self._timeout),
+        )
+
+    @contextlib.asynccontextmanager
+    async def request(self, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Make a request, and yield its response; a connection that was not read to its end is closed.
+
+        Args:
+            method: Method, in capital letters.
+            url: URL.
+            options: Further arguments of `aiohttp.ClientSession.request`.
+
+        Raises:
+            ConnectionError: If the server cannot be reached, or the connection breaks, also in the context.
+        """
+        import aiohttp
+
+        session = self._sessions.get(self._open)
+        try:
+            async with session.request(method, url, allow_redirects=False, **options) as response:
+                yield response
+        except aiohttp.ClientError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        if (session := self._sessions.pop()) is not None:
+            await session.close()
