@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from pydantic_core import to_json
+
 from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.http_session import HTTPSession
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
@@ -148,7 +150,7 @@ class HTTPEngine:
         self._timeout, self._patience = timeout, patience or Patience()
         self._update_weights, self._weights_parent = update_weights, weights_parent
         authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = HTTPSession({**authorization, **(headers or {})}, timeout)
+        self._http = HTTPSession(self._url, {**authorization, **(headers or {})}, timeout)
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -246,7 +248,7 @@ class HTTPEngine:
         """Return status and body of the response of the server to a quick question about itself."""
         self._gate.check_open()
         try:
-            async with asyncio.timeout(_CHECK_S), self._http.request("GET", self._url + path) as response:
+            async with asyncio.timeout(_CHECK_S), self._http.request("GET", path) as response:
                 return response.status, (await response.read()).decode("utf-8", "replace")
         except (TimeoutError, ConnectionError) as error:
             what = str(error) or type(error).__name__
@@ -419,10 +421,10 @@ class HTTPEngine:
         self, path: str, payload: JSON, headers: Mapping[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Post JSON, and yield a response that is no error."""
-        body = json.dumps(payload, separators=(",", ":")).encode()
+        body = to_json(payload)
         headers = {"Content-Type": "application/json", **headers}
         try:
-            async with self._http.request("POST", self._url + path, data=body, headers=headers) as response:
+            async with self._http.request("POST", path, data=body, headers=headers) as response:
                 if response.status >= 300:
                     text = (await response.read()).decode("utf-8", "replace")[:_SHOWN]
                     self._raise_for(path, response, text)

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
 from torchrl_agentic.tools.per_loop import PerLoop
 
 if TYPE_CHECKING:
@@ -23,46 +25,48 @@ class HTTPSession:
     kept: a cookie of a load balancer would send all trajectories to one server.
 
     Args:
+        url: URL of the server, without a path.
         headers: Headers of each request.
         timeout: Seconds that a connection may take, or that may pass without data; None: no limit.
     """
 
-    def __init__(self, headers: Mapping[str, str], timeout: float | None) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], timeout: float | None) -> None:
+        import aiohttp  # now, so that the first request does not wait for it
+
+        self._aiohttp = aiohttp
         self._headers, self._timeout = dict(headers), timeout
+        self._url = url
+        self._certificates = httpx.create_ssl_context(trust_env=False) if url.startswith("https:") else True
         self._sessions: PerLoop[aiohttp.ClientSession] = PerLoop()
 
     def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-        import httpx
-
+        aiohttp = self._aiohttp
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=IDLE_S, ssl=httpx.create_ssl_context(trust_env=False)
-            ),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=self._certificates),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(sock_connect=self._timeout, sock_read=self._timeout),
         )
 
     @contextlib.asynccontextmanager
-    async def request(self, method: str, url: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
+    async def request(self, method: str, path: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Make a request, and yield its response; a connection that was not read to its end is closed.
 
         Args:
             method: Method, in capital letters.
-            url: URL.
+            path: Path, with its query.
             options: Further arguments of `aiohttp.ClientSession.request`.
 
         Raises:
             ConnectionError: If the server cannot be reached, or the connection breaks, also in the context.
         """
-        import aiohttp
-
         session = self._sessions.get(self._open)
         try:
-            async with session.request(method, url, allow_redirects=False, **options) as response:
+            async with session.request(
+                method, self._url + path, allow_redirects=False, **options
+            ) as response:
                 yield response
-        except aiohttp.ClientError as error:
+        except self._aiohttp.ClientError as error:
             raise ConnectionError(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
