@@ -278,7 +278,11 @@ class OpenAIEngine(ChatEngine):
             self._links = {one: link for one, link in self._links.items() if not one.is_closed()}
             if self._given is None:
                 client = self._openai.AsyncOpenAI(
-                    base_url=self._url, api_key=self._key, max_retries=0, default_headers=self._headers
+                    base_url=self._url,
+                    api_key=self._key,
+                    max_retries=0,
+                    default_headers=self._headers,
+                    http_client=self._openai.DefaultAioHttpClient(),  # HTTPX2 searches all connections
                 )
             else:
                 client = self._given.with_options(max_retries=0)
@@ -343,16 +347,22 @@ class OpenAIEngine(ChatEngine):
             try:
                 async with asyncio.timeout(self._timeout):
                     create = link.client.chat.completions.with_streaming_response.create
+                    # The library copies arguments field by field, which takes longer than all the rest of a
+                    # request; it takes extra_body as it is.
                     async with create(
-                        **body, stream=self._stream, extra_body=self._extra_body, timeout=self._timeout
+                        model=self.model,
+                        messages=(),
+                        stream=self._stream,
+                        extra_body={**body, **self._extra_body},
+                        timeout=self._timeout,
                     ) as response:
                         return await self._read(response)
             except openai.APIStatusError as error:
                 raise self._status_error(error, body, may_lower=may_lower) from None
-            except (TimeoutError, openai.APITimeoutError):
-                limit = "in time" if self._timeout is None else f"within {self._timeout:g} s"
-                raise self._error(f"did not answer {limit}", "timeout") from None
-            except openai.APIConnectionError as error:
+            except (TimeoutError, openai.APIConnectionError) as error:
+                if link.is_late(error):
+                    limit = "in time" if self._timeout is None else f"within {self._timeout:g} s"
+                    raise self._error(f"did not answer {limit}", "timeout") from None
                 what = error.__cause__ or error
                 raise self._error(f"cannot be reached: {what!r}", "connection") from None
             except link.transport_errors as error:
@@ -505,6 +515,16 @@ class _Link:
         import httpx2  # of `openai`
 
         return (httpx2.HTTPError, httpx2.StreamError)
+
+    @staticmethod
+    def is_late(error: Exception) -> bool:
+        """Return True for an error of a service that was reached, but did not answer in time."""
+        import httpx2
+        import openai
+
+        if isinstance(error.__cause__, httpx2.ConnectTimeout):  # also, over aiohttp, a refused connection
+            return False
+        return isinstance(error, TimeoutError | openai.APITimeoutError)
 
     async def close(self) -> None:
         """End the requests, and close the connections unless they are the caller's."""
