@@ -9,6 +9,7 @@ PROCESSORS := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(PROCESSORS) \* 2)
 QUICK_WORKERS ?= logical
 PYTEST := $(BIN)/pytest --maxprocesses 8
+CLUSTER := $(BIN)/pytest -m cluster test/collectors/test_ray_workers.py
 # The hundreds of processes that tests start compile the package once, not each for itself.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -34,6 +35,7 @@ quick: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(PYTEST) -n $(WORKERS)
+	$(CLUSTER)
 
 # The quick tests with the lowest version of each package that pyproject.toml declares.
 test-floors: .venv-floors/ready
@@ -49,9 +51,10 @@ test-vllm-servers: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/engines/test_vllm_server.py test/engines/test_vllm_actors.py test/engines/test_openai_vllm.py \
 		test/engines/test_engine_pool_vllm.py
 
-# A Ray cluster of three nodes on this machine, of which one is removed; CI has no time for it.
-test-cluster: $(VENV)/ready-dev
-	$(BIN)/pytest -m cluster test/collectors/test_ray_workers.py
+# A Ray cluster of three nodes on this machine, of which one is removed. It runs alone, since the limits that
+# tests of sandboxes set on their user end its actors.
+test-cluster: $(VENV)/ready
+	$(CLUSTER)
 
 test-legacy: .venv-legacy/ready
 	.venv-legacy/bin/python -m pytest -m legacy test/tools/legacy test/test_migration.py
@@ -65,6 +68,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(PYTEST) -n $(WORKERS)
+	$(CLUSTER)
 
 # After a change of the demo, or of what its tools answer on purpose: a test replays these records.
 demo-records: $(VENV)/ready

@@ -1,19 +1,19 @@
 """GRPO with trees against GRPO with flat groups, at equal numbers of sampled tokens.
 
     python examples/tree_grpo.py --out runs/trees
-    python examples/tree_grpo.py --out runs/trees --seeds 1 --steps 40
+    python examples/tree_grpo.py --out runs/trees --seeds 1 --tokens 20000
 
 The task is one for which trees should help: an expensive beginning, then a few decisions, and one reward at
-the end. The model writes notes about a vault, which take most of its tokens, and inspects it; then it sets
-three dials, one per turn. The reward is 1 if the vault is open, else 0. A flat group pays for the notes of
-each trajectory anew. A tree writes them once, and forks behind them and behind each dial; the branches of a
-fork show which position was right.
+the end. The model writes about 100 words of notes about a vault, which take most of its tokens, and inspects
+it; then it sets three dials, one per turn. The reward is 1 if the vault is open, else 0. A flat group pays
+for the notes of each trajectory anew. A tree writes them once, and forks behind them and behind each dial;
+the branches of a fork show which position was right.
 
 The policy is as small as the question allows: it knows the form of these conversations as a table of which
-token follows which, and learns one more table, of logits by vault and number of dials set. Collector, tools,
-sessions and batches are those of any other model. Both kinds of groups train on the same vaults, with one
-learning rate and about the same number of sampled tokens per step; the curve counts them exactly. Trees have
-more leaves, so that their steps run more tool calls and train on more rows.
+token follows which, and learns one more table, the logits of the positions by vault and number of dials set.
+Collector, tools, sessions and batches are those of any other model. Both kinds of groups train on the same
+vaults with the same optimizer and learning rate, until each has sampled the same number of tokens, which are
+counted exactly. Trees have more leaves, so that they run more tool calls and train on more rows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import copy
 import csv
+import itertools
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,9 +38,11 @@ from torchrl_agentic.engines.base import Engine, OnIds
 from torchrl_agentic.testing import byte_tokenizer
 from torchrl_agentic.tools.base import ToolContext
 
-CODES = {"amber": "312", "birch": "023"}
+CODES = {"amber": "312", "birch": "023", "cedar": "130", "dune": "201"}
 """Vaults, and the positions of their dials."""
-N_NOTES = 24
+N_DIALS = 3
+N_NOTES = 96
+"""Mean number of words of the notes."""
 WORDS = ("north", "south", "steel", "quiet", "heavy", "round", "green", "hollow")
 CALLS = ('<tool_call>{"name": "dial", "arguments": {"to": ', "}}</tool_call>")
 INSPECT = '<tool_call>{"name": "inspect", "arguments": {}}</tool_call>'
@@ -48,9 +51,10 @@ TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant {% endif %}"""
 KINDS: dict[str, tuple[int, Branching | None]] = {
-    "flat groups of 10": (10, None),
-    "2 trees of 27 leaves": (2, Branching(at=(1, 2, 3), width=3)),
+    "flat groups of 8": (8, None),
+    "one tree of 27 leaves": (1, Branching(at=(1, 2, 3), width=3)),
 }
+"""Number of trajectories or trees of a group, and where they fork."""
 
 
 class Inspect(Tool):
@@ -61,7 +65,7 @@ class Inspect(Tool):
 
     async def run(self, args: Mapping[str, Any], ctx: ToolContext) -> str:
         """Return the number of dials."""
-        return "3"
+        return str(N_DIALS)
 
 
 class Dial(Tool):
@@ -91,7 +95,7 @@ class Dial(Tool):
     async def run(self, args: Mapping[str, Any], ctx: ToolContext) -> str:
         """Set the next dial; the third one ends the trajectory, whatever is behind the door."""
         self.positions.append(args["to"])
-        if len(self.positions) == 3:
+        if len(self.positions) == N_DIALS:
             raise StopSignal("done")
         return "set"
 
@@ -102,9 +106,9 @@ async def reward(trajectory: Trajectory) -> float:
     return float("".join(dials) == trajectory.task.answer)
 
 
-def vaults(rounds: int) -> Iterator[Task]:
-    """Yield each vault once per round."""
-    for number in range(rounds):
+def vaults() -> Iterator[Task]:
+    """Yield each vault once per round, without end."""
+    for number in itertools.count():
         for name, code in CODES.items():
             yield Task(f"{name}-{number}", [{"role": "user", "content": name}], answer=code)
 
@@ -116,14 +120,14 @@ def tokenizer() -> Any:
     return found
 
 
-def collector_of(engine: Any, words: Any, steps: int, kind: str, seed: int) -> AgentCollector:
+def collector_of(engine: Any, words: Any, kind: str, seed: int) -> AgentCollector:
     """Return the collector of one run; a batch has a group of each vault."""
     group, branching = KINDS[kind]
     return AgentCollector(
         ToolCompose([Inspect(), Dial()], parser="hermes"),
         engine=engine,
         tokenizer=words,
-        tasks=vaults(steps),
+        tasks=vaults(),
         group_size=group,
         groups_per_batch=len(CODES),
         max_in_flight=512,
@@ -137,7 +141,7 @@ def collector_of(engine: Any, words: Any, steps: int, kind: str, seed: int) -> A
 
 
 class Policy(torch.nn.Module):
-    """Knows which token follows which; learns logits by vault and number of dials set.
+    """Knows which token follows which; learns logits of the positions by vault and number of dials set.
 
     Args:
         words: The tokenizer.
@@ -159,7 +163,8 @@ class Policy(torch.nn.Module):
         follows[1, digits, self.end] = 0.0
         follows[1, [self.inspect, self.end], words.eos_token_id] = 0.0
         self.register_buffer("follows", follows)
-        self.learned = torch.nn.Parameter(torch.zeros(len(CODES), 6, size))
+        self.digits = digits
+        self.learned = torch.nn.Parameter(torch.zeros(len(CODES), N_DIALS + 1, len(digits)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the token behind each token of one trajectory, [T, V].
@@ -171,7 +176,9 @@ class Policy(torch.nn.Module):
         vault = next(number for number, token in enumerate(self.vaults) if token in known)
         is_inspected = (ids == self.inspect).cumsum(0)
         n_set = (ids == self.end).cumsum(0)
-        logits = self.follows[is_inspected, ids] + self.learned[vault, is_inspected + n_set]
+        logits = self.follows[is_inspected, ids].index_add(
+            -1, torch.tensor(self.digits), self.learned[vault, n_set]
+        )
         return logits.log_softmax(-1)
 
 
@@ -197,7 +204,8 @@ class PolicyEngine(Engine):
         is_inspected, n_set, last = int(policy.inspect in ids), ids.count(policy.end), ids[-1]
         follows, learned = policy.follows.numpy(), policy.learned.detach().numpy()
         while len(found) < max_tokens and last != self._stop:
-            logits = follows[is_inspected, last] + learned[vault, is_inspected + n_set]
+            logits = follows[is_inspected, last].copy()
+            logits[policy.digits] += learned[vault, n_set]
             last = int(np.argmax(logits + self._rng.gumbel(size=len(logits))))
             found.append(last)
             log_probs.append(float(logits[last] - np.logaddexp.reduce(logits)))
@@ -232,13 +240,13 @@ def loss_of(policy: Policy, rows: Sequence[Any]) -> torch.Tensor:
     return -torch.cat(gains).mean()
 
 
-def train(kind: str, words: Any, *, steps: int, lr: float, seed: int) -> Iterator[dict[str, Any]]:
+def train(kind: str, words: Any, *, budget: int, lr: float, seed: int) -> Iterator[dict[str, Any]]:
     """Train a policy; yield the sampled tokens and the share of opened vaults of each step.
 
     Args:
         kind: One of `KINDS`.
         words: The tokenizer.
-        steps: Number of optimizer steps, each on one batch.
+        budget: Number of sampled tokens after which training ends.
         lr: Learning rate of Adam.
         seed: Seed of the sampling.
     """
@@ -246,7 +254,7 @@ def train(kind: str, words: Any, *, steps: int, lr: float, seed: int) -> Iterato
     engine = PolicyEngine(copy.deepcopy(policy), words.eos_token_id, seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     tokens = 0
-    with collector_of(engine, words, steps, kind, seed) as collector:
+    with collector_of(engine, words, kind, seed) as collector:
         for step, batch in enumerate(collector):
             rows = batch.tensordicts
             tokens += sum(int(row["masks", "all_assistant_mask"].sum()) for row in rows)
@@ -259,6 +267,8 @@ def train(kind: str, words: Any, *, steps: int, lr: float, seed: int) -> Iterato
             collector.update_policy_weights_(policy)
             opened = sum(rewards) / len(rewards)
             yield {"kind": kind, "seed": seed, "step": step, "tokens": tokens, "opened": opened}
+            if tokens >= budget:
+                return
 
 
 def root_rewards(rows: Sequence[Any]) -> list[float]:
@@ -276,6 +286,33 @@ def write(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
         writer.writerows(curve)
 
 
+def opened_at(run: Sequence[Mapping[str, Any]], tokens: Sequence[float], width: int) -> list[float]:
+    """Return the share of opened vaults around numbers of sampled tokens, in percent.
+
+    Args:
+        run: Points of one run.
+        tokens: Numbers of sampled tokens.
+        width: Number of tokens before each number whose steps are averaged; at least the last step is.
+    """
+    found: list[float] = []
+    for at in tokens:
+        before = [point for point in run if point["tokens"] <= at]
+        near = [100 * one["opened"] for one in before if one["tokens"] > at - width or one is before[-1]]
+        found.append(sum(near) / len(near) if near else math.nan)
+    return found
+
+
+def runs_of(curve: Sequence[Mapping[str, Any]], kind: str) -> list[list[Mapping[str, Any]]]:
+    """Return the runs of one kind, by seed.
+
+    Args:
+        curve: Points of all runs.
+        kind: One of `KINDS`.
+    """
+    points = [point for point in curve if point["kind"] == kind]
+    return [[p for p in points if p["seed"] == seed] for seed in sorted({p["seed"] for p in points})]
+
+
 def plot(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the mean of the seeds for each kind of group, and each seed thinly."""
     import matplotlib
@@ -284,30 +321,17 @@ def plot(curve: Sequence[Mapping[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    last = max(point["tokens"] for point in curve)
+    tokens = np.linspace(0, last, 61)[3:]
     for kind, color in zip(KINDS, ("tab:gray", "tab:green"), strict=True):
-        seeds = sorted({point["seed"] for point in curve if point["kind"] == kind})
-        runs = [
-            [point for point in curve if (point["kind"], point["seed"]) == (kind, seed)] for seed in seeds
-        ]
-        smooth = [smoothed([100 * point["opened"] for point in run]) for run in runs]
-        for run, values in zip(runs, smooth, strict=True):
-            axes.plot([point["tokens"] / 1000 for point in run], values, color=color, alpha=0.3, linewidth=1)
-        mean = [sum(values) / len(values) for values in zip(*smooth, strict=True)]
-        tokens = [
-            sum(point["tokens"] for point in points) / len(points) / 1000
-            for points in zip(*runs, strict=True)
-        ]
-        axes.plot(tokens, mean, color=color, linewidth=2.5, label=kind)
-    axes.set(xlabel="sampled tokens, thousands", ylabel="vaults opened, % (mean of 10 steps)", ylim=(0, 100))
+        found = [opened_at(run, tokens, last // 20) for run in runs_of(curve, kind)]
+        for values in found:
+            axes.plot(tokens / 1000, values, color=color, alpha=0.3, linewidth=1)
+        axes.plot(tokens / 1000, np.mean(found, 0), color=color, linewidth=2.5, label=kind)
+    axes.set(xlabel="sampled tokens, thousands", ylabel="vaults opened, %", ylim=(0, 100))
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
-
-
-def smoothed(values: Sequence[float], window: int = 10) -> list[float]:
-    """Return the mean of the last values at each place."""
-    parts = [values[max(0, stop - window) : stop] for stop in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in parts]
 
 
 def main() -> None:
@@ -316,9 +340,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/trees"))
-    parser.add_argument("--steps", type=int, default=36)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--tokens", type=int, default=100_000, help="sampled tokens of each run")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--lr", type=float, default=0.4)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -327,11 +351,11 @@ def main() -> None:
     curve: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         for kind in KINDS:
-            for point in train(kind, words, steps=options.steps, lr=options.lr, seed=seed):
-                curve.append(point)
-                if point["step"] % 10 == 9:
-                    recent = sum(one["opened"] for one in curve[-10:]) / 10
-                    print(f"{kind}, seed {seed}: {point['tokens']} tokens, {recent:.1%} opened", flush=True)
+            curve += train(kind, words, budget=options.tokens, lr=options.lr, seed=seed)
+            (*_, run) = runs_of(curve, kind)
+            at = [options.tokens // 4, options.tokens // 2, options.tokens]
+            shares = ", ".join(f"{share:.0f} %" for share in opened_at(run, at, options.tokens // 10))
+            print(f"{kind}, seed {seed}: {shares} opened at {at} sampled tokens", flush=True)
             write(curve, options.out / "curve.csv")
     plot(curve, options.out / "curve.png")
 

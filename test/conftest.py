@@ -47,6 +47,7 @@ SLOW = (
     "test_deep_readers.py",
     "test_soak.py",
     "test_upstream.py",
+    "test_tree_example.py",
     "tools/legacy",
     "tools/http/test_hostile.py",
     "tools/http/test_body.py",

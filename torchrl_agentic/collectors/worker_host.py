@@ -29,6 +29,7 @@ from torchrl_agentic.collectors.worker_messages import (
     Refuse,
     Reply,
     StartedEarly,
+    gather_s,
     pack,
     portable_error,
     unpack,
@@ -41,8 +42,6 @@ from torchrl_agentic.tokens.writer import TokenWriter
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.002
-"""Seconds for which messages are gathered before a batch leaves."""
 CLOSE_LIMIT_S = 20.0
 """Seconds that cancelled trajectories may take to end."""
 
@@ -284,7 +283,7 @@ class WorkerHost:
     async def collect(self) -> bytes:
         """Wait for messages, and return them."""
         await self._filled.wait()
-        await asyncio.sleep(GATHER_S)
+        await asyncio.sleep(gather_s(len(self._hosted)))
         self._filled.clear()
         messages, self._outbox = self._outbox, []
         return pack(self._loop.time(), messages, self._refused)

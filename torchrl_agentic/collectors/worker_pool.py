@@ -18,6 +18,7 @@ from torchrl_agentic.collectors.worker_messages import (
     Failed,
     FromWorker,
     ToWorker,
+    gather_s,
     pack,
     unpack,
 )
@@ -111,6 +112,7 @@ class _Worker:
     async def _send(self, link: WorkerLink) -> None:
         while True:
             await self._filled.wait()
+            await asyncio.sleep(gather_s(len(self.runs)))
             self._filled.clear()
             messages, self._outbox = self._outbox, []
             await link.send(pack(self._loop.time(), messages, self._refuse))
