@@ -184,7 +184,7 @@ def test_server_of_2026_without_initialize_works_and_announces_changes(compose, 
     assert results(step(env, begin(env), call("later7"))["next"])[0] == ["later7"]
 
 
-@pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (0.2, 30.0, "0.18")])
+@pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (2.0, 30.0, "1.8")])
 def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, smaller):
     """The toolset ends it shortly before the environment would, so that the server gets the cancellation."""
     transform = ToolCompose([], per_call_timeout=per_call)
