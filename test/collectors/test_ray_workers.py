@@ -1,6 +1,8 @@
 """Trajectories on actors of a Ray cluster with several nodes on this machine, of which one is removed."""
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -163,3 +165,41 @@ def test_a_limiter_of_this_machine_is_refused(cluster):
     given = {"tokenizer": tokenizer(), "tasks": tasks(1), "workers": RayWorkers(1)}
     with pytest.raises(ValueError, match="holds on this machine only"):
         AgentCollector(compose, engine=WildEngine(looks(1)), **given)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill", "exit", "garbage"])
+def test_no_worker_is_left_however_its_program_ends(cluster, tmp_path, how):
+    root = Path(__file__).parents[1]
+    program = subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(root / "helpers/ray_driver.py"),
+            cluster.address,
+            str(tmp_path),
+            how,
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "begun\n", program.stderr.read()
+            if how in ("interrupt", "kill"):
+                program.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
+            pids = [int(file.stem) for file in tmp_path.glob("*.stuck")]
+            assert pids
+            ended_within(60, pids)
+            if how == "garbage":
+                assert program.poll() is None, "its workers ended before it"
+            _, messages = program.communicate("", timeout=60)
+        finally:
+            program.kill()
+    assert (program.returncode == 0) is (how in ("exit", "garbage")), messages
+    if how == "interrupt":
+        assert "KeyboardInterrupt" in messages
