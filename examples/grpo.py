@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 4 examples/grpo.py my.yaml           # FSDP; each process has its own engine
 
 For a task of your own, change the data set (`train`, `test`), the tools (`agent`), and `reward`. The folder
-`out` gets scalars, trajectories and checkpoints; `torchrl-agentic view runs/grpo` shows them. With
-`staleness: 0` and `deterministic: true`, a run that was killed and resumed continues bit for bit.
+`out` gets scalars, trajectories and checkpoints; `torchrl-agentic view runs/grpo` shows them. A run that was
+killed continues bit for bit with `--resume` if `staleness: 0`, `deterministic: true` and `collector: agent`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Literal
 import pydantic
 import torch
 import yaml
+from pydantic import PositiveInt
 from tensordict import TensorDictBase, lazy_stack
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
@@ -41,37 +42,24 @@ from torchrl.objectives.llm import GRPOLoss
 from torchrl.record.loggers import CSVLogger, get_logger
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_constant_schedule_with_warmup
 
-from torchrl_agentic import (
-    AgentCollector,
-    AnswerRewardTransform,
-    EndTrajectory,
-    PythonTool,
-    Recorder,
-    RecordTransform,
-    Task,
-    TaskLoader,
-    TaskStream,
-    ToolCompose,
-    TurnTokenizer,
-    agent_policy,
-    evaluate,
-    training_policy,
-)
-from torchrl_agentic.collectors import Trajectory
+from torchrl_agentic import PythonTool, Recorder, ToolCompose, agent_policy, evaluate, training_policy
+from torchrl_agentic.collectors import AgentCollector, Task, TaskStream, Trajectory
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import TransformersEngine, VLLMEngine
 from torchrl_agentic.rewards import answer_reward
 from torchrl_agentic.rollout import (
-    CheckpointMismatch,
     Checkpoints,
     ModelState,
+    TaskLoader,
     average_metrics,
     batch_metrics,
     discard_steps,
     group_batches,
     load_tasks,
+    log_metrics,
 )
 from torchrl_agentic.rollout.tiny_model import TINY
+from torchrl_agentic.transforms import AnswerRewardTransform, EndTrajectory, RecordTransform, TurnTokenizer
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -96,7 +84,7 @@ class Settings(pydantic.BaseModel):
     out: Path = Path("runs/grpo")
     model: str  # a folder, a name of the Hugging Face hub, or "tiny" for the model of this package
     noise: float = 0.0  # relative noise on the initial weights: leaves a demo something to learn
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     train: str  # data sets, as `load_tasks` reads them
     test: str
     system_prompt: str | None = None
@@ -105,25 +93,25 @@ class Settings(pydantic.BaseModel):
     collector: Literal["agent", "llm"] = "agent"  # AgentCollector, or TorchRL's LLMCollector in lock-step
     engine: Literal["transformers", "vllm"] = "transformers"
     engine_args: dict[str, Any] = {}
-    max_turns: int = 8
-    max_new_tokens: int = 512
-    steps: int = 100
-    prompts: int = 16  # per step and process
-    group: int = 8  # answers per prompt
+    max_turns: PositiveInt = 8
+    max_new_tokens: PositiveInt = 512
+    steps: PositiveInt = 100
+    prompts: PositiveInt = 16  # per step and process
+    group: PositiveInt = 8  # answers per prompt
     staleness: int = 1  # largest age of a batch in steps; 0: sampling and training take turns
     deterministic: bool = False  # sample one answer at a time, so that no rounding depends on the others
-    epochs: int = 1  # passes over a batch
-    minibatch: int = 16  # trajectories per forward pass
-    accumulate: int = 1  # forward passes per optimizer step
+    epochs: PositiveInt = 1  # passes over a batch
+    minibatch: PositiveInt = 16  # trajectories per forward pass
+    accumulate: PositiveInt = 1  # forward passes per optimizer step
     lr: float = 1e-6
     warmup: int = 0  # optimizer steps
     max_norm: float = 1.0
     clip: tuple[float, float] = (0.2, 0.28)
     kl: float = 0.0  # weight of the KL divergence to the initial model
-    evaluate_every: int = 20  # steps
-    evaluate_tasks: int = 128
-    save_every: int = 10
-    keep: int = 2  # checkpoints
+    evaluate_every: PositiveInt = 20  # steps
+    evaluate_tasks: PositiveInt = 128
+    save_every: PositiveInt = 10
+    keep: PositiveInt = 2  # checkpoints
     logger: Literal["", "tensorboard", "wandb", "mlflow"] = ""  # besides CSV files
     seed: int = 0
 
@@ -210,9 +198,9 @@ class Learner:
         """Take the optimizer steps of a batch; return the means of what the loss reports."""
         if self.reference is not None:
             with torch.no_grad():
-                known = self.reference(batch.select("tokens", "masks"))
+                known = self.reference(batch.select("tokens", "masks").to(self.model.device))
             for row, other in zip(batch.tensordicts, known.tensordicts, strict=True):
-                row["next", "ref_log_probs", "full"] = other["log_probs", "full"]
+                row["next", "ref_log_probs", "full"] = other["log_probs", "full"].cpu()
         rows = batch.tensordicts
         if WORLD == 1:  # equal rewards teach nothing; with FSDP, all processes take equally many steps
             rows = [row for row in rows if row["advantage"].any()]
@@ -243,7 +231,8 @@ def lock_step(
 ) -> Iterator[TensorDictBase]:
     """Yield the batches of TorchRL's `LLMCollector`, in the form of those of `AgentCollector`."""
     size = settings.prompts * settings.group
-    env = DatasetChatEnv.from_dataloader(TaskLoader(tasks), repeats=settings.group, batch_size=(size,))
+    loader, options = TaskLoader(tasks), {"batch_size": (size,), "device": model.device}
+    env = DatasetChatEnv.from_dataloader(loader, repeats=settings.group, **options)
     compose, ending = agent(settings, recorder)
     turns = TurnTokenizer(tokenizer, tools=compose.tools)
     grade = AnswerRewardTransform(lambda answer, truth: answer_reward(answer, truth) > 0)
@@ -260,50 +249,63 @@ def lock_step(
         collector.shutdown()
 
 
+@contextlib.contextmanager
+def mistakes_end_the_program() -> Iterator[None]:
+    """Exit with a message instead of a traceback if what the settings name does not exist or fit."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(str(error))
+
+
 def train(settings: Settings, *, resume: bool) -> None:
     """Train, evaluate and save, until `settings.steps` steps are done."""
     random.seed(settings.seed)
     torch.manual_seed(settings.seed + RANK)
-    model, tokenizer = load_model(settings)
-    engine, greedy = engines_of(settings, model, tokenizer)
-    learner = Learner(settings, model, tokenizer)
-    recorder = Recorder(settings.out / "trajectories", run=settings.out.name)
-    offered = agent(settings)[0]
-    prompts = {"system_prompt": settings.system_prompt, "max_prompt_tokens": settings.max_prompt_tokens}
-    tasks = load_tasks(settings.train, tokenizer=tokenizer, tools=offered, **prompts)
-    stream = TaskStream(tasks[RANK::WORLD], seed=settings.seed)
-    held_out = load_tasks(settings.test, system_prompt=settings.system_prompt, limit=settings.evaluate_tasks)
-    bounds: Any = {"max_turns": settings.max_turns, "max_new_tokens": settings.max_new_tokens}
-    collector = AgentCollector(
-        Compose(*agent(settings, recorder), RecordTransform(tokens=True)),
-        engine=engine,
-        tokenizer=tokenizer,
-        tasks=stream,
-        group_size=settings.group,
-        groups_per_batch=settings.prompts,
-        max_staleness=settings.staleness,
-        reward=reward,
-        name="train",
-        timeline=recorder if RANK == 0 else None,
-        **bounds,
-    )
-    state, of_rank = ModelState(model, learner.optimizer), {f"collector-{RANK}": collector}
-    parts = {"model": state, "schedule": learner.scheduler, f"random-{RANK}": GlobalRNGState(), **of_rank}
-    kept = settings.model_dump(mode="json", exclude=MAY_CHANGE)
-    checkpoints = Checkpoints(settings.out / "checkpoints", keep=settings.keep, settings=kept)
-    start = max(checkpoints.steps(), default=0)
-    if start and not resume:
-        sys.exit(f"{settings.out} holds a run: continue it with --resume, or name another folder with out=")
-    loggers: list[Any] = []
-    if RANK == 0:
-        discard_steps(settings.out, start)
-        loggers.append(CSVLogger(settings.out.name, log_dir=str(settings.out.parent)))
-        if settings.logger:
-            loggers.append(get_logger(settings.logger, str(settings.out), settings.out.name))
-    if start:
-        checkpoints.load(parts)
-        engine.version = start - 1
-        collector.update_policy_weights_(state.weights())
+    with mistakes_end_the_program():
+        model, tokenizer = load_model(settings)
+        engine, greedy = engines_of(settings, model, tokenizer)
+        learner = Learner(settings, model, tokenizer)
+        recorder = Recorder(settings.out / "trajectories", run=settings.out.name)
+        offered = agent(settings)[0]
+        prompts = {"system_prompt": settings.system_prompt, "max_prompt_tokens": settings.max_prompt_tokens}
+        tasks = load_tasks(settings.train, tokenizer=tokenizer, tools=offered, **prompts)
+        stream = TaskStream(tasks[RANK::WORLD], seed=settings.seed)
+        prompts = {"system_prompt": settings.system_prompt, "limit": settings.evaluate_tasks}
+        held_out = load_tasks(settings.test, **prompts)
+        held_out = held_out[RANK : len(held_out) // WORLD * WORLD : WORLD]  # each process has as many
+        if not held_out:
+            raise ValueError(f"{settings.test} has fewer tasks than there are processes ({WORLD})")
+        bounds: Any = {"max_turns": settings.max_turns, "max_new_tokens": settings.max_new_tokens}
+        collector = AgentCollector(
+            Compose(*agent(settings, recorder), RecordTransform(tokens=True)),
+            engine=engine,
+            tokenizer=tokenizer,
+            tasks=stream,
+            group_size=settings.group,
+            groups_per_batch=settings.prompts,
+            max_staleness=settings.staleness,
+            reward=reward,
+            name="train",
+            timeline=recorder if RANK == 0 else None,
+            **bounds,
+        )
+        state, of_rank = ModelState(model, learner.optimizer), {f"collector-{RANK}": collector}
+        parts = {"model": state, "schedule": learner.scheduler, f"random-{RANK}": GlobalRNGState(), **of_rank}
+        kept = settings.model_dump(mode="json", exclude=MAY_CHANGE)
+        checkpoints = Checkpoints(settings.out / "checkpoints", keep=settings.keep, settings=kept)
+        start = max(checkpoints.steps(), default=0)
+        if start and not resume:
+            raise ValueError(f"{settings.out} holds a run: continue it with --resume, or name another out=")
+        loggers: list[Any] = []
+        if RANK == 0:
+            discard_steps(settings.out, start)
+            name, parent = settings.out.name, str(settings.out.parent)
+            loggers = [CSVLogger(name, parent), get_logger(settings.logger, str(settings.out), name)]
+        if start:
+            checkpoints.load(parts)
+            engine.version = start - 1
+            collector.update_policy_weights_(state.weights())
     recorder.step = start
     batches: Any = iter(collector)
     if settings.collector == "llm":
@@ -318,12 +320,12 @@ def train(settings: Settings, *, resume: bool) -> None:
             recorder.step, version = step + 1, step + 1
             metrics |= {"seconds/sample": sampled - began, "seconds/train": time.perf_counter() - sampled}
             if version % settings.evaluate_every == 0 or version == settings.steps:
-                mine, tools = held_out[RANK::WORLD], Compose(*agent(settings))
-                result = evaluate(mine, tools, greedy, tokenizer, scorers=reward, **bounds)
-                metrics["eval/reward"] = result.score or 0.0
+                tools = Compose(*agent(settings))
+                result = evaluate(held_out, tools, greedy, tokenizer, scorers=reward, **bounds)
+                metrics |= {"eval/failed": float(len(result.failed))}
+                metrics |= {} if result.score is None else {"eval/reward": result.score}
             metrics = average_metrics(metrics)
-            for one in loggers:
-                one.log_metrics(metrics, step)
+            log_metrics(loggers, metrics, step)
             if RANK == 0:
                 shown = ("reward/mean", "groups/mixed", "loss/loss_objective", "age/mean", "eval/reward")
                 figures = (f"{name} {metrics[name]:.3g}" for name in shown if name in metrics)
@@ -343,7 +345,4 @@ if __name__ == "__main__":
     settings, resume = read_settings()
     if WORLD > 1:
         distributed.init_process_group(timeout=timedelta(hours=2))
-    try:
-        train(settings, resume=resume)
-    except (CheckpointMismatch, FileNotFoundError) as error:
-        sys.exit(str(error))
+    train(settings, resume=resume)

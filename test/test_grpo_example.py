@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
 
 
 def test_it_trains_over_the_collector_of_torchrl(tmp_path: Path):
-    output = ended(start(tmp_path, *SMALL, "collector=llm", "steps=2"))
+    output = ended(start(tmp_path, *SMALL, "collector=llm", "steps=2", "accumulate=2", "staleness=1"))
     assert [line.split()[1] for line in output.splitlines()] == ["0", "1"]
     assert len(curves(tmp_path)["reward/mean"]) == 2
     assert (tmp_path / "checkpoints" / "000002" / ".metadata").is_file()
@@ -83,9 +83,31 @@ def test_it_trains_over_the_collector_of_torchrl(tmp_path: Path):
 def test_wrong_settings_are_named(tmp_path: Path):
     wrong = start(tmp_path / "a", *SMALL, "kl=much", "trian=x.jsonl")
     missing = start(tmp_path / "b", *SMALL, "train=missing.jsonl")
+    never = start(tmp_path / "c", *SMALL, "evaluate_every=0", "dtype=float3")
+    assert "dtype: Input should be 'float32'" in (message := never.communicate(timeout=60)[1])
+    assert "evaluate_every: Input should be greater than 0" in message
     message = wrong.communicate(timeout=60)[1]
     assert wrong.returncode == 2
     assert "kl: Input should be a valid number" in message
     assert "trian: Extra inputs are not permitted" in message
-    assert "missing.jsonl" in missing.communicate(timeout=60)[1]
+    message = missing.communicate(timeout=60)[1]
+    assert "missing.jsonl" in message
+    assert "Traceback" not in message
     assert missing.returncode == 1
+
+
+def test_two_processes_share_a_model_and_resume(tmp_path: Path):
+    words = [*SMALL, "steps=2", "kl=0", f"out={tmp_path}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+    def run(*more: str) -> "subprocess.CompletedProcess[str]":
+        command = [*torchrun, "examples/grpo.py", "examples/grpo.yaml", *words, *more]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110)
+
+    found = run("steps=1")
+    assert found.returncode == 0, found.stderr
+    found = run("--resume")
+    assert found.returncode == 0, found.stderr
+    assert [step for step, _ in curves(tmp_path)["reward/mean"]] == [0, 1]
+    assert (tmp_path / "model" / "model.safetensors").is_file()

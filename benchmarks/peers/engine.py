@@ -205,7 +205,8 @@ def serve(measure: str) -> None:
     app.router.add_get("/health", done)
 
     async def run() -> None:
-        runner = web.AppRunner(app, access_log=None)
+        # As in vLLM, a request whose client has gone is dropped.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
         await site.start()

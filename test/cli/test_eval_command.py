@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes.chat_server import ChatServer, completion, failure
+from fakes.chat_server import ChatServer, call, completion, failure
 from typer.testing import CliRunner
 
 from torchrl_agentic.cli.main import app
@@ -99,6 +99,47 @@ def test_a_service_is_evaluated_concurrently_with_its_tokens_and_cost():
     assert all(sample.usage.prompt == 12 for sample in found.samples)
 
 
+def test_flags_replace_the_bounds_and_the_seed_of_the_file():
+    write(
+        "questions: [q.jsonl]\nmodel: {path: m, engine: openai, max_turns: 9, seed: 1, temperature: 0.5}\n"
+        "tools: [python]\n"
+    )
+
+    def script(body, number):
+        return completion(None, [call("python", {"code": "1"})], usage={"prompt_tokens": len(str(body))})
+
+    words = ("--limit", 1, "--epochs", 2, "--temperature", 0, "--concurrency", 1)
+
+    def bodies(*more):
+        result, server = serve(script, *words, *more)
+        assert result.exit_code == 0, result.output
+        return server.bodies
+
+    first = bodies("--max-turns", 2, "--seed", 7, "--out", "a")
+    assert len(first) == 2 * 2
+    assert {body["temperature"] for body in first} == {0}
+    seeds = [body["seed"] for body in first]
+    second = bodies("--max-turns", 3, "--seed", 8, "--out", "b")
+    assert len(second) == 2 * 3
+    assert not set(seeds) & {body["seed"] for body in second}
+    third = bodies("--max-trajectory-tokens", 1000, "--out", "c")
+    assert 2 <= len(third) < 2 * 9
+    Path("e.yaml").write_text(Path("e.yaml").read_text() + "eval: {max_trajectory_tokens: 1000}\n")
+    assert len(bodies("--out", "d")) == len(third)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [("path: tiny", ()), ("path: m, engine: openai, api_key_env: HOME", ("--max-total-tokens", 9))],
+)
+def test_a_limit_on_a_cost_that_nobody_knows_is_a_mistake(model, flags):
+    result = run(write(f"questions: [q.jsonl]\nmodel: {{{model}}}\n"), "--max-cost", 1, *flags)
+    assert result.exit_code == 2, result.output
+    assert "max_cost needs" in said(result)
+    assert "price" in said(result)
+    assert not Path("evals").exists()
+
+
 def test_samples_that_fail_or_are_missing_are_listed_and_lead_to_exit_code_one():
     write(
         "questions: [q.jsonl]\nmodel: {path: m, engine: openai, rows: 1}\n"
@@ -157,7 +198,9 @@ def test_a_model_behind_a_service_judges_and_a_function_of_a_file_scores():
 
     result = asyncio.run(main())
     assert result.exit_code == 0, result.output
-    metrics = json.loads(result.stdout)["metrics"]
+    found = json.loads(result.stdout)
+    assert found["usage"]["requests"] == 8, "those of the judge count"
+    metrics = found["metrics"]
     assert {name: one["mean"]["value"] for name, one in metrics.items()} == {
         "right": 1.0,
         "brief": 1.0,

@@ -23,6 +23,7 @@ from torchrl_agentic import (
     RateLimiter,
     Status,
     ToolCompose,
+    evaluate,
 )
 from torchrl_agentic.collectors import AgentCollector
 from torchrl_agentic.collectors.rollout_loop import CollectorError
@@ -122,7 +123,7 @@ async def test_a_service_that_streams_without_usage_is_asked_without_it():
         assert [(await ask(engine)).text for _ in range(2)] == ["hi", "hi"]
         await engine.close()
     assert ["stream_options" in body for body in server.bodies] == [True, False, False]
-    assert engine.usage == Usage(requests=2)
+    assert engine.usage == Usage(requests=2, uncounted=2, unpriced=2)
 
 
 async def test_images_of_messages_and_of_tools_are_sent_as_urls():
@@ -222,6 +223,51 @@ async def test_usage_is_counted_for_the_engine_and_for_each_trajectory(stream):
     assert engine.usage_of("a") == each + each
     assert engine.usage.cost == pytest.approx(3 * each.cost)
     assert engine.usage_of("c") == Usage()
+
+
+async def test_the_length_of_a_conversation_is_that_of_its_latest_request():
+    usages = [{"prompt_tokens": 10, "completion_tokens": 5}, {"prompt_tokens": 30, "completion_tokens": 7}]
+    async with ChatServer([*(completion("hi", usage=one) for one in usages), completion("hi")]) as server:
+        engine = engine_of(server)
+        assert engine.conversation_tokens("a") == 0
+        lengths = []
+        for key in ("a", "a", "b"):
+            await ask(engine, key)
+            lengths.append(engine.conversation_tokens(key))
+        assert (lengths, engine.conversation_tokens("a")) == ([15, 37, 17], 37)
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "may"),
+    [
+        ({"base_url": "http://127.0.0.1:9/v1"}, True),
+        ({"base_url": "https://api.openai.com/v1"}, False),
+        ({"base_url": "https://api.openai.com/v1", "price": Price(1, 2)}, True),
+    ],
+)
+def test_the_cost_of_openai_is_known_only_by_a_price(options, may):
+    assert OpenAIEngine("m", api_key=KEY, **options).may_know_cost == may
+
+
+async def test_a_bound_on_the_tokens_of_a_trajectory_is_enforced_by_the_usage_of_responses():
+    def script(body, number):
+        used = {"prompt_tokens": 100 * len(body["messages"]), "completion_tokens": 20}
+        return completion(None, [call("add", {"a": 1, "b": number})], usage=used)
+
+    async with ChatServer(script) as server:
+        engine = engine_of(server)
+        compose = ToolCompose([adder()], parser="openai")
+        tasks = [{"query": "go", "answer": "1"}]
+        result = await asyncio.to_thread(
+            evaluate, tasks, compose, engine, max_turns=9, max_trajectory_tokens=450, max_new_tokens=200
+        )
+        await engine.close()
+    (sample,) = result.samples
+    assert (sample.reason, sample.n_calls) == ("max_trajectory_tokens", 3)
+    assert sample.trajectory.truncated
+    assert [len(body["messages"]) for body in server.bodies] == [1, 3, 5], "120, 320 and 520 tokens"
+    assert [body["max_tokens"] for body in server.bodies] == [200, 200, 130]
 
 
 async def test_the_usage_of_old_trajectories_is_forgotten(monkeypatch):

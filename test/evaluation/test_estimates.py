@@ -131,6 +131,48 @@ def test_pass_at_k_leaves_out_tasks_with_fewer_samples():
     assert 0.0 <= found.low <= found.high <= 1.0
 
 
+@pytest.mark.parametrize(("passes", "value"), [(4, 1.0), (0, 0.0)])
+def test_the_interval_of_pass_at_k_keeps_its_width_if_all_tasks_pass_or_fail(passes, value):
+    counts = dict.fromkeys("abc", (4, passes))
+    for all_pass in (False, True):
+        found = pass_estimate(counts, 2, all_pass=all_pass)
+        assert found.value == value
+        assert (found.low, found.high) == pytest.approx(wilson_interval(value, 3))
+        assert found.high - found.low > 0.5
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=8))
+def test_pass_at_1_has_the_interval_of_the_mean_of_passes(tasks):
+    mean = mean_estimate({str(n): list(map(float, some)) for n, some in enumerate(tasks)})
+    for all_pass in (False, True):
+        counts = {str(n): (len(some), sum(some)) for n, some in enumerate(tasks)}
+        found = pass_estimate(counts, 1, all_pass=all_pass)
+        assert (found.low, found.high) == pytest.approx((mean.low, mean.high))
+
+
+@given(
+    st.lists(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1),
+    st.integers(1, 4),
+    st.booleans(),
+)
+def test_the_interval_of_pass_at_k_lies_in_0_to_1_and_holds_the_value(counts, k, all_pass):
+    found = pass_estimate({str(place): one for place, one in enumerate(counts)}, k, all_pass=all_pass)
+    if found is not None:
+        assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+        assert found.low < found.high
+
+
+def test_95_percent_intervals_of_pass_at_2_cover_it_95_percent_of_the_time():
+    draw = random.Random(7)
+    covered = 0
+    for _ in range(1000):
+        hard = [draw.random() for _ in range(40)]  # pass@2 of the population is 1 - 1/3
+        counts = {str(task): (4, sum(draw.random() < p for _ in range(4))) for task, p in enumerate(hard)}
+        found = pass_estimate(counts, 2)
+        covered += found.low <= 2 / 3 <= found.high
+    assert 925 <= covered <= 975
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=10))
 def test_the_p_value_of_passes_is_that_of_all_exchanges_of_the_two_runs(pairs):
     first = {str(number): [one] for number, (one, _) in enumerate(pairs)}

@@ -110,6 +110,17 @@ def test_each_task_is_asked_once_per_epoch_and_results_have_the_order_of_the_tas
     assert metric.pass_hat[2].value == pytest.approx(1 / 3)
 
 
+def test_the_table_shows_each_estimate_with_its_interval():
+    tasks = [task(name) for name in "abc"]
+    result = run(tasks, Replies(), epochs=2, pass_at=[1, 2])
+    lines = [line.split() for line in str(result).splitlines()]
+    assert ["score", "estimate", "value", "95%", "interval", "tasks", "samples"] in lines
+    assert ["answer", "mean", "1.000", "0.439", "to", "1.000", "3", "6"] in lines
+    for name in ("pass@1", "pass@2", "pass^2"):
+        assert [name, "1.000", "0.439", "to", "1.000", "3", "6"] in lines
+    assert "pass@1" not in str(run(tasks, Replies()))
+
+
 def test_several_scorers_sync_and_async_run_at_the_same_time_and_keep_their_reasons():
     began = threading.Event()
 
@@ -264,6 +275,118 @@ def test_limits_on_tokens_and_cost_stop_new_samples_and_keep_the_results(limit, 
     assert result.usage.cost == 0.25 * len(engine.asked)
     assert not result.is_whole
     assert result.score == 1.0
+
+
+class Uncounted(Metered):
+    """A metered engine whose responses report neither tokens nor cost."""
+
+    def __init__(self, *arguments, counted=(), **options):
+        super().__init__(*arguments, **options)
+        self.counted = counted
+
+    async def chat(self, messages, *, tools, max_tokens, key):
+        if key.rpartition("/")[0] in self.counted:
+            return await super().chat(messages, tools=tools, max_tokens=max_tokens, key=key)
+        used = Usage.of_response(None, None)
+        self.usage, self.by_key[key] = self.usage + used, self.usage_of(key) + used
+        return await Replies.chat(self, messages, tools=tools, max_tokens=max_tokens, key=key)
+
+
+class Unpriced(Metered):
+    """A metered engine that will never know its cost."""
+
+    may_know_cost = False
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "problem"),
+    [
+        (Replies, {"max_cost": 1.0}, "max_cost needs"),
+        (Unpriced, {"max_cost": 1.0}, "max_cost needs"),
+        (Replies, {"max_total_tokens": 100}, "max_total_tokens needs"),
+        (Metered, {"max_trajectory_tokens": 100}, "max_trajectory_tokens needs"),
+    ],
+)
+def test_a_limit_that_an_engine_can_never_reach_is_an_error_before_the_first_request(
+    engine, limit, problem, tmp_path
+):
+    made = engine()
+    with pytest.raises(ValueError, match=problem):
+        run([task("a")], made, out=tmp_path / "out", **limit)
+    assert made.asked == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_on_this_machine_has_no_cost_to_limit(tiny):
+    with pytest.raises(ValueError, match="max_cost needs"):
+        evaluate([task("a")], [], *tiny, max_cost=1.0)
+
+
+def test_no_more_samples_are_asked_if_responses_turn_out_to_have_no_cost():
+    engine = Uncounted(max_concurrent=1)
+    result = run([task(str(number)) for number in range(50)], engine, max_in_flight=1, max_cost=1.0)
+    assert result.stopped == "unpriced"
+    assert 1 <= len(engine.asked) < 5
+    assert "give the engine a price" in str(result)
+
+
+def test_a_cost_that_some_responses_report_is_limited_with_one_warning(caplog):
+    engine = Uncounted(max_concurrent=1, counted={str(number) for number in range(1, 50)})
+    engine.usage = Usage(1, cost=3.0)  # of an earlier evaluation
+    tasks = [task("1"), task("0"), *(task(str(number)) for number in range(2, 20))]
+    result = run(tasks, engine, max_in_flight=1, max_cost=1.0)
+    assert result.stopped == "cost"
+    assert sum("report no usage" in record.message for record in caplog.records) == 1
+
+
+def test_a_judge_without_a_price_is_said_below_the_table_and_once_in_the_log(caplog):
+    judge = Metered()
+
+    async def judged(trajectory):
+        judge.usage += Usage.of_response({"prompt_tokens": 5, "completion_tokens": 5}, None)
+        return 1
+
+    tasks = [task(str(number)) for number in range(5)]
+    result = run(tasks, Metered(), scorers=judged, scorer_engines=[judge], max_cost=9.0)
+    assert result.is_whole
+    assert "5 of 10 responses have no known cost" in str(result)
+    assert sum("report no cost" in record.message for record in caplog.records) == 1
+
+
+def test_absent_usage_is_said_below_the_table_and_once_in_the_log(caplog, tmp_path):
+    tasks = [task(str(number)) for number in range(5)]
+    result = run(tasks, Uncounted(), max_total_tokens=10, out=tmp_path / "out")
+    assert (result.stopped, len(result.samples)) == ("", 5)
+    assert "5 of 5 responses reported no usage" in str(result)
+    (warning,) = [record.message for record in caplog.records if "report no usage" in record.message]
+    assert "max_total_tokens" in warning
+    assert "5 of 5 responses reported no usage" in str(EvalResult.read(tmp_path / "out"))
+    caplog.clear()
+    run(tasks, Uncounted())
+    assert "report no usage" not in caplog.text
+
+
+def test_tokens_and_cost_of_the_engines_of_scorers_count_for_the_limits():
+    judge = Metered()
+
+    async def judged(trajectory):
+        await judge.chat([], tools=(), max_tokens=1, key="judge")
+        return 1
+
+    def asked(engine, **options):
+        judge.usage = Usage(3, prompt=300, cost=0.75)  # of an earlier evaluation
+        tasks = [task(str(number)) for number in range(20)]
+        return run(tasks, engine, scorers=judged, max_in_flight=1, scorer_engines=[judge], **options)
+
+    result = asked(Metered(max_concurrent=1))
+    assert (result.usage.requests, result.usage.tokens, result.usage.cost) == (40, 4000, 10.0)
+    assert all(sample.usage.requests == 1 for sample in result.samples)
+    assert asked(judge).usage.requests == 40, "an engine that also judges counts once"
+    result = asked(Replies(max_concurrent=1), max_cost=1.0)
+    assert result.stopped == "cost"
+    assert 4 <= len(result.samples) <= 6
+    with pytest.raises(TypeError, match="scorer_engines"):
+        run([task("a")], Replies(), scorer_engines=[Replies()])
 
 
 def test_a_limit_that_the_last_sample_reaches_does_not_stop_anything():

@@ -1,6 +1,7 @@
 """A folder of an evaluation survives kills, cut lines and full disks: nothing is lost or asked twice."""
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -299,3 +300,14 @@ def test_an_evaluation_that_runs_or_was_killed_can_be_read(tmp_path):
     (tmp_path / "eval.json").write_text('{"version": 99}')
     with pytest.raises(ValueError, match="not written by this version"):
         EvalResult.read(tmp_path)
+
+
+def test_a_folder_of_a_version_that_did_not_count_absent_usage_is_read(tmp_path):
+    result = run(tmp_path / "out")
+    for name in ("eval.json", "samples.jsonl"):
+        text = (tmp_path / "out" / name).read_text()
+        older = re.sub(r',\s*"(uncounted|unpriced)":\s*0', "", text)
+        assert older != text
+        (tmp_path / "out" / name).write_text(older)
+    found = EvalResult.read(tmp_path / "out")
+    assert (found.samples, found.usage) == (result.samples, result.usage)

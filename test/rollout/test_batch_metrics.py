@@ -2,8 +2,9 @@
 
 import torch
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
+from torchrl.record.loggers import CSVLogger
 
-from torchrl_agentic.rollout import batch_metrics
+from torchrl_agentic.rollout import average_metrics, batch_metrics, log_metrics
 
 
 def test_metrics_are_means_over_the_trajectories_of_a_batch():
@@ -32,3 +33,33 @@ def test_metrics_are_means_over_the_trajectories_of_a_batch():
     assert metrics["tokens/all"] == sum(len(row["tokens", "full"]) for row in batch.tensordicts) / 4
     assert all(isinstance(value, float) for value in metrics.values())
     assert "age/mean" not in batch_metrics(batch)
+
+
+def test_scalars_of_several_processes_are_merged_by_what_they_mean(monkeypatch):
+    mine = {"reward/mean": 1.0, "reward/max": 1.0, "ended/max_turns": 0.5, "score/style": 0.5}
+    other = {"reward/mean": 0.0, "reward/max": 3.0, "ended/stop_tool": 1.0}
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+
+    def gather(found, own):
+        found[:] = [own, other]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    assert average_metrics(mine) == {
+        "reward/mean": 0.5,
+        "reward/max": 3.0,
+        "ended/max_turns": 0.25,
+        "ended/stop_tool": 0.5,
+        "score/style": 0.5,
+    }
+
+
+def test_a_logger_on_a_full_disk_is_skipped_and_named(tmp_path, caplog):
+    class Full(CSVLogger):
+        def log_metrics(self, metrics, step=None, **options):
+            raise OSError(28, "No space left on device")
+
+    full, whole = Full("full", str(tmp_path)), CSVLogger("whole", str(tmp_path))
+    log_metrics([full, None, whole], {"reward": 0.5}, 3)
+    assert (tmp_path / "whole" / "scalars" / "reward.csv").read_text().startswith("3,0.5")
+    assert "no scalars of step 3: [Errno 28] No space left" in caplog.text

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,13 @@ from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_groups
 from torchrl_agentic.rollout import CheckpointMismatch, Checkpoints, ModelState, discard_steps
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class Run:
@@ -101,6 +110,46 @@ def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_run(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
 
 
+TWO = """
+import os, sys
+from datetime import timedelta
+from pathlib import Path
+from torch import distributed
+sys.path.insert(0, sys.argv[2])
+from test_checkpoints import Run
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+if rank == 0:
+    folder.write_text("")  # where the folder of checkpoints should be
+distributed.barrier()
+run = Run(folder)
+assert not run.checkpoints.save(1, run.parts)
+distributed.barrier()
+if rank == 0:
+    folder.unlink()
+distributed.barrier()
+assert run.checkpoints.save(2, run.parts)
+assert run.checkpoints.load(run.parts) == 2
+distributed.destroy_process_group()
+"""
+
+
+def test_a_failure_of_the_first_process_fails_the_checkpoint_in_all_and_stops_none(tmp_path):
+    words = [sys.executable, "-W", "ignore", "-c", TWO, str(tmp_path / "c"), str(Path(__file__).parent)]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [
+        subprocess.Popen(words, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)
+    ]
+    try:
+        for process in both:
+            _, messages = process.communicate(timeout=90)
+            assert process.returncode == 0, messages
+    finally:
+        for process in both:
+            process.kill()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     run = Run(tmp_path)
     run.checkpoints.save(1, run.parts)
@@ -143,7 +192,8 @@ def test_at_least_one_checkpoint_is_kept(tmp_path):
 def test_steps_that_a_resumed_run_repeats_are_discarded(tmp_path):
     scalars = tmp_path / "scalars" / "reward"
     scalars.mkdir(parents=True)
-    (scalars / "mean.csv").write_text("0,0.5\n1,0.25\n2,0.75\n")
+    (scalars / "mean.csv").write_text("0,0.5\n1,0.25\n2,0.75\n1")  # its last line was cut off
+    (scalars / "cut.csv").write_bytes(b"0,0.5\n\0\0\0\0")
     trajectories = tmp_path / "trajectories"
     trajectories.mkdir()
     for name in ("2.jsonl", "10.jsonl.zst", "timeline.jsonl"):
@@ -157,6 +207,7 @@ def test_steps_that_a_resumed_run_repeats_are_discarded(tmp_path):
             recorder.weights_updated()
     discard_steps(tmp_path, 2)
     assert (scalars / "mean.csv").read_text() == "0,0.5\n1,0.25\n"
+    assert (scalars / "cut.csv").read_text() == "0,0.5\n"
     kept = ["0.jsonl", "groups.jsonl", "timeline.jsonl"]
     assert sorted(path.name for path in trajectories.iterdir()) == kept
     lines = (trajectories / "0.jsonl").read_text().splitlines()

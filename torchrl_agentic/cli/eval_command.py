@@ -33,12 +33,15 @@ class EvalFlags:
         base_url: URL of the service, with the engine "openai".
         parser: Name of the parser.
         temperature: Sampling temperature.
+        seed: Seed of the sampling.
         name: Name of the evaluation.
         out: Folder of the results.
         limit: Number of questions.
         epochs: Number of samples per question.
         concurrency: Number of trajectories that run at once.
+        max_turns: Largest number of turns of a trajectory.
         max_tokens: Upper bound on the tokens of an answer.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory.
         max_total_tokens: Number of tokens after which no more samples are asked.
         max_cost: Cost after which no more samples are asked.
     """
@@ -48,12 +51,15 @@ class EvalFlags:
     base_url: str | None = None
     parser: str | None = None
     temperature: float | None = None
+    seed: int | None = None
     name: str | None = None
     out: Path | None = None
     limit: int | None = None
     epochs: int | None = None
     concurrency: int | None = None
+    max_turns: int | None = None
     max_tokens: int | None = None
+    max_trajectory_tokens: int | None = None
     max_total_tokens: int | None = None
     max_cost: float | None = None
 
@@ -121,6 +127,8 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
         "engine": flags.engine,
         "base_url": flags.base_url,
         "temperature": flags.temperature,
+        "seed": flags.seed,
+        "max_turns": flags.max_turns,
         "max_new_tokens": flags.max_tokens,
         "rows": flags.concurrency or (settings.eval and settings.eval.concurrency),
     }
@@ -147,7 +155,7 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
         "scorer_options": section.scorers,
     }
     with contextlib.ExitStack() as stack:
-        scorers = load_scorers(section, settings.location(config.parent).at("eval"), stack)
+        scorers, engines = load_scorers(section, settings.location(config.parent).at("eval"), stack)
         opened = stack.enter_context(open_model(settings, config.parent, flags.parser))
         for sentence in opened.ignored:
             console.print(sentence)
@@ -169,6 +177,7 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
             opened.engine,
             opened.tokenizer,
             scorers=scorers,
+            scorer_engines=engines,
             epochs=epochs,
             pass_at=[k for k in section.pass_at if k <= epochs] if flags.epochs else section.pass_at,
             out=out,
@@ -176,6 +185,7 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
             limit=flags.limit or section.limit,
             name=name,
             trajectory_timeout=section.trajectory_timeout,
+            max_trajectory_tokens=flags.max_trajectory_tokens or section.max_trajectory_tokens,
             retries=section.retries,
             fail_above=section.fail_above,
             max_total_tokens=flags.max_total_tokens or section.max_total_tokens,

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import pydantic
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -16,6 +16,9 @@ from torchrl_agentic.config.sections import Section
 from torchrl_agentic.text import did_you_mean, shorten
 from torchrl_agentic.tools.loading import load_object
 from torchrl_agentic.tools.options import create
+
+if TYPE_CHECKING:
+    from torchrl_agentic.engines import OpenAIEngine
 
 SCORERS = {
     "code": "CodeScorer",
@@ -53,10 +56,11 @@ class EvalSection(Section):
         concurrency: Number of trajectories that run at once; None: `rows` of the model, or as many as keep
             an engine behind an API busy.
         trajectory_timeout: Seconds that a trajectory and its scores may take.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory.
         retries: Number of times that a trajectory which failed is begun again.
         fail_above: Share of failed samples above which no more are asked.
-        max_total_tokens: Number of tokens after which no more samples are asked.
-        max_cost: Cost after which no more samples are asked.
+        max_total_tokens: Number of tokens after which no more samples are asked, those of judges included.
+        max_cost: Cost after which no more samples are asked, that of judges included.
     """
 
     scorers: Scorers = Field(default_factory=lambda: [DEFAULT])
@@ -69,6 +73,7 @@ class EvalSection(Section):
     out: str | None = None
     concurrency: PositiveInt | None = None
     trajectory_timeout: PositiveFloat | None = None
+    max_trajectory_tokens: PositiveInt | None = None
     retries: NonNegativeInt = 1
     fail_above: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     max_total_tokens: PositiveInt | None = None
@@ -83,20 +88,24 @@ class EvalSection(Section):
 
 def load_scorers(
     section: EvalSection, location: Location, stack: contextlib.ExitStack
-) -> dict[str, Callable[..., Any]] | None:
-    """Create the scorers of a section; None for the default one alone.
+) -> tuple[dict[str, Callable[..., Any]] | None, list[OpenAIEngine]]:
+    """Create the scorers of a section.
 
     Args:
         section: The section.
         location: Its position.
         stack: Closes the engines of judges.
 
+    Returns:
+        The scorers, None for the default one alone; and the engines of judges.
+
     Raises:
         ConfigError: If a scorer is unknown, or its options do not fit; the message names file and line.
     """
     where = location.at("scorers")
+    engines: list[OpenAIEngine] = []
     if section.scorers == [DEFAULT]:
-        return None
+        return None, engines
     found: dict[str, Callable[..., Any]] = {}
     if isinstance(section.scorers, Mapping):
         named = [(name, entry, where.at(name)) for name, entry in section.scorers.items()]
@@ -107,8 +116,12 @@ def load_scorers(
         name = name or reference.rpartition(":")[2]
         if name in found:
             place.fail(f"two scorers are named {name!r}: write scorers as a mapping from names to scorers")
-        found[name] = _scorer(reference, options, place, stack)
-    return found
+        if reference == JUDGE:
+            found[name], engine = _judge(dict(options or {}), place, stack)
+            engines.append(engine)
+        else:
+            found[name] = _scorer(reference, options, place)
+    return found, engines
 
 
 def _entry(entry: Any, place: Location) -> tuple[str, dict[str, Any] | None]:
@@ -125,17 +138,13 @@ def _entry(entry: Any, place: Location) -> tuple[str, dict[str, Any] | None]:
     )
 
 
-def _scorer(
-    reference: str, options: dict[str, Any] | None, place: Location, stack: contextlib.ExitStack
-) -> Callable[..., Any]:
+def _scorer(reference: str, options: dict[str, Any] | None, place: Location) -> Callable[..., Any]:
     from torchrl_agentic import rewards
     from torchrl_agentic.evaluation.eval_run import answer_score
 
     if reference == DEFAULT and not options:
         return answer_score
-    if reference == JUDGE:
-        made = _judge(dict(options or {}), place, stack)
-    elif reference in SCORERS:
+    if reference in SCORERS:
         made = place.call(create, getattr(rewards, SCORERS[reference]), options or {})
     elif ":" in reference or "." in reference:
         made = place.call(load_object, reference, place.folder, Path.cwd())
@@ -152,8 +161,10 @@ def _scorer(
     return made
 
 
-def _judge(options: dict[str, Any], place: Location, stack: contextlib.ExitStack) -> Callable[..., Any]:
-    """Return a `ModelJudge` over a service with OpenAI's API."""
+def _judge(
+    options: dict[str, Any], place: Location, stack: contextlib.ExitStack
+) -> tuple[Callable[..., Any], OpenAIEngine]:
+    """Return a `ModelJudge` over a service with OpenAI's API, and its engine."""
     from torchrl_agentic.cli.opened_model import service_engine
     from torchrl_agentic.dispatch import event_loop
     from torchrl_agentic.rewards import ModelJudge
@@ -167,4 +178,4 @@ def _judge(options: dict[str, Any], place: Location, stack: contextlib.ExitStack
     }
     engine = service_engine(path, place, **of_engine)
     stack.callback(lambda: event_loop.run(engine.close()))
-    return place.call(create, ModelJudge, options, engine=engine)
+    return place.call(create, ModelJudge, options, engine=engine), engine

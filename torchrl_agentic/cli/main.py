@@ -228,12 +228,19 @@ def _eval(
     engine: Annotated[str | None, typer.Option(help="Its engine: transformers, vllm or openai.")] = None,
     base_url: Annotated[str | None, typer.Option(help="URL of the service, with openai.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")] = None,
     parser: Annotated[str | None, typer.Option(help="Tool-call format of the model, such as hermes.")] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Number of trajectories that run at once.")
     ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of turns of a trajectory.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Upper bound on the tokens of an answer.")
+    ] = None,
+    max_trajectory_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Upper bound on the tokens of a trajectory.")
     ] = None,
     max_total_tokens: Annotated[
         int | None, typer.Option(min=1, help="Ask no more samples after this number of tokens in all.")
@@ -255,12 +262,15 @@ def _eval(
         base_url=base_url,
         parser=parser,
         temperature=temperature,
+        seed=seed,
         name=name,
         out=out,
         limit=limit,
         epochs=epochs,
         concurrency=concurrency,
+        max_turns=max_turns,
         max_tokens=max_tokens,
+        max_trajectory_tokens=max_trajectory_tokens,
         max_total_tokens=max_total_tokens,
         max_cost=max_cost,
     )

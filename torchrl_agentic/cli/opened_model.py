@@ -100,7 +100,7 @@ def _model(chosen: ModelConfig) -> tuple[Any, Any]:
         from torchrl_agentic.rollout.tiny_model import TINY
 
         path = str(TINY)
-    return load_model(path, cast("Any", chosen.engine))
+    return load_model(path, cast("Any", chosen.engine), device=chosen.device, dtype=chosen.dtype)
 
 
 def _service(chosen: ModelConfig, location: Location) -> tuple[OpenAIEngine, None]:

@@ -36,6 +36,8 @@ class ModelConfig(pydantic.BaseModel):
         mode: Whether the model gets exact token ids, or messages through its chat template.
         tool_choice: "required" forces a tool call; None leaves the choice to the engine's default.
         seed: Seed of the random number generator.
+        device: Device of a model of transformers, such as "cuda:1"; None: a GPU if there is one.
+        dtype: Data type of the weights; None: that of the checkpoint, but float32 on a CPU.
         base_url: URL of the service, with "openai"; None: OPENAI_BASE_URL, else OpenAI's.
         api_key_env: Environment variable with the key of the service; None: OPENAI_API_KEY.
         price: Price per million tokens: "prompt", "completion" and perhaps "cached".
@@ -53,6 +55,8 @@ class ModelConfig(pydantic.BaseModel):
     mode: Literal["tokens", "history"] = "tokens"
     tool_choice: Literal["auto", "required"] | None = None
     seed: int = 0
+    device: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     base_url: str | None = None
     api_key_env: str | None = None
     price: dict[Literal["prompt", "completion", "cached"], float] | None = None
@@ -63,6 +67,8 @@ class ModelConfig(pydantic.BaseModel):
         of_service = {"base_url", "api_key_env", "price", "extra_body"} & self.model_fields_set
         if of_service and self.engine != "openai":
             raise ValueError(f"{', '.join(sorted(of_service))}: only with 'engine: openai'")
+        if (of_model := {"device", "dtype"} & self.model_fields_set) and self.engine == "openai":
+            raise ValueError(f"{', '.join(sorted(of_model))}: the service decides, with 'engine: openai'")
         if self.engine == "openai" and self.tool_choice is not None:
             raise ValueError("tool_choice needs vLLM; write extra_body: {tool_choice: …} for a service")
         if self.price is not None and not {"prompt", "completion"} <= self.price.keys():

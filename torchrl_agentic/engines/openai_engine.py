@@ -47,6 +47,7 @@ USAGES_KEPT = 10_000
 OPENAI_URL = "https://api.openai.com/v1"
 
 _SHOWN = 500
+_UNUSED = (Usage(), 0)
 _OVERLOADED = BUSY | {529}
 _PASSING = frozenset({408, 409, 425})
 _NO_CREDIT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
@@ -95,6 +96,7 @@ class OpenAIEngine(ChatEngine):
         extra_body: Further fields of each request, by the service's names.
         limiter: Limiter that the requests share with other users of the service; None: no other limit.
         price: Price of the tokens, for `usage`; None: the cost that the service reports, if it does.
+            `Usage.unpriced` counts the requests whose cost is unknown.
         retries: Number of times that a request is made again after a failure other than 429 and 503.
         backoff_s: Seconds before the first retry; doubled before each further one, up to 30.
         timeout: Time limit for one try of a request, in seconds; None: no limit.
@@ -168,7 +170,8 @@ class OpenAIEngine(ChatEngine):
         self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
         self._is_closed = False
         self._answered, self._refused_in_a_row = 0, 0
-        self._usages: dict[str, Usage] = {}
+        self._usages: dict[str, tuple[Usage, int]] = {}
+        """(usage, tokens of the latest request) by trajectory."""
 
     @property
     def sampling(self) -> dict[str, JSON]:
@@ -182,7 +185,22 @@ class OpenAIEngine(ChatEngine):
         Args:
             key: Name of the trajectory.
         """
-        return self._usages.get(key, Usage())
+        return self._usages.get(key, _UNUSED)[0]
+
+    def conversation_tokens(self, key: str) -> int:
+        """Return the number of tokens of a conversation, prompt and answer, as of its latest response.
+
+        Args:
+            key: Name of the trajectory, one of the latest `USAGES_KEPT`; 0 for others, and if the response
+                reported no usage.
+        """
+        return self._usages.get(key, _UNUSED)[1]
+
+    @property
+    def may_know_cost(self) -> bool:
+        """True with a `price`, or if the service may report the cost, as OpenRouter does; OpenAI does not."""
+        host = urllib.parse.urlsplit(self._url).hostname or ""
+        return self._price is not None or not host.endswith(("openai.com", ".azure.com"))
 
     async def chat(
         self,
@@ -231,7 +249,8 @@ class OpenAIEngine(ChatEngine):
             return Message("assistant", "", is_complete=False, refusal=str(refused))
         used = Usage.of_response(completion.usage, self._price)
         self.usage += used
-        self._usages[key] = self._usages.pop(key, Usage()) + used
+        before, _ = self._usages.pop(key, _UNUSED)
+        self._usages[key] = before + used, used.tokens
         if len(self._usages) > USAGES_KEPT:
             del self._usages[next(iter(self._usages))]
         return completion.message(messages)

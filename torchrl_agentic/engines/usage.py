@@ -61,6 +61,8 @@ class Usage:
         completion: Number of completion tokens, reasoning included.
         reasoning: Number of reasoning tokens.
         cost: Price of the tokens, in the currency of the `Price`; 0.0 if no price is known.
+        uncounted: Number of requests whose response reported no tokens.
+        unpriced: Number of requests whose cost is unknown.
     """
 
     requests: int = 0
@@ -69,6 +71,8 @@ class Usage:
     completion: int = 0
     reasoning: int = 0
     cost: float = 0.0
+    uncounted: int = 0
+    unpriced: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Usage)))
@@ -92,8 +96,20 @@ class Usage:
         of_completion = fields_of(given.get("completion_tokens_details")) or {}
         cached = min(_count(of_prompt, "cached_tokens"), prompt)
         reasoning = _count(of_completion, "reasoning_tokens") or _count(given, "reasoning_tokens")
-        cost = _cost(given.get("cost")) if price is None else price.of(prompt, cached, completion)
-        return cls(1, prompt, cached, completion, min(reasoning, completion), cost)
+        is_counted = any(type(given.get(name)) is int for name in ("prompt_tokens", "completion_tokens"))
+        cost = _cost(given.get("cost"))
+        if price is not None:
+            cost = price.of(prompt, cached, completion) if is_counted else None
+        return cls(
+            1,
+            prompt,
+            cached,
+            completion,
+            min(reasoning, completion),
+            cost or 0.0,
+            uncounted=int(not is_counted),
+            unpriced=int(cost is None),
+        )
 
 
 def _count(data: Mapping[str, Any], name: str) -> int:
@@ -101,7 +117,7 @@ def _count(data: Mapping[str, Any], name: str) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def _cost(value: JSON) -> float:
+def _cost(value: JSON) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return 0.0
-    return cast("float", value) if 0 <= value < float("inf") else 0.0
+        return None
+    return cast("float", value) if 0 <= value < float("inf") else None

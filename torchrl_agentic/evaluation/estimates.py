@@ -132,17 +132,12 @@ def mean_estimate(scores: Mapping[str, Sequence[float]], *, confidence: float = 
     if not clusters:
         return None
     means = [fmean(values) for values in clusters]
-    value, n_tasks, n_samples = fmean(means), len(clusters), sum(map(len, clusters))
+    n_samples = sum(map(len, clusters))
     if all(one in (0.0, 1.0) for values in clusters for one in values):
-        effective = float(n_tasks)
-        if n_tasks > 1 and (squared := stdev(means) ** 2 / n_tasks) > 0:
-            effective = min(max(value * (1 - value) / squared, n_tasks), n_samples)
-        elif n_tasks == 1:
-            effective = float(n_samples)
-        low, high = wilson_interval(value, effective, confidence=confidence)
-        return Estimate(value, low, high, n_tasks, n_samples)
-    interval = _t_interval(means, confidence)
-    return Estimate(value, *interval, n_tasks, n_samples)
+        interval = _clustered_interval(means, n_samples, confidence)
+    else:
+        interval = _t_interval(means, confidence)
+    return Estimate(fmean(means), *interval, len(clusters), n_samples)
 
 
 def pass_estimate(
@@ -150,11 +145,17 @@ def pass_estimate(
 ) -> Estimate | None:
     """Return pass@k, or pass^k, over the tasks that have at least `k` samples.
 
+    The interval is Wilson's (1927), with the effective number of samples under clustering by task (Dean and
+    Pagano, 2015), as in `mean_estimate`: from the variance of the estimates of the tasks, it is at least the
+    number of tasks, and at most that of disjoint groups of `k` samples, over which the estimate of a task
+    varies no more than their mean (Hoeffding, 1948). So it has a width if all tasks pass or fail, and equals
+    that of the mean for k = 1.
+
     Args:
         counts: Number of samples, and number of them that pass, of each task by its name.
         k: Number of samples that are drawn.
         all_pass: Whether all of them must pass (pass^k) rather than one (pass@k).
-        confidence: Confidence level of the interval, Student's t over tasks, cut to 0 and 1.
+        confidence: Confidence level of the interval.
 
     Returns:
         The estimate; None if no task has `k` samples.
@@ -165,9 +166,8 @@ def pass_estimate(
     if not enough:
         return None
     values = [share(n, c, k) for n, c in enough]
-    low, high = _t_interval(values, confidence)
-    low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (low, high))
-    return Estimate(fmean(values), low, high, len(enough), sum(n for n, _ in enough))
+    interval = _clustered_interval(values, sum(n // k for n, _ in enough), confidence)
+    return Estimate(fmean(values), *interval, len(enough), sum(n for n, _ in enough))
 
 
 def paired_difference(
@@ -214,6 +214,15 @@ def _paired_t_p_value(deltas: Sequence[float]) -> float:
     if error == 0.0:  # all differ alike: the sign test
         return 1.0 if middle == 0.0 else mcnemar_p_value(len(deltas), 0)
     return 2.0 * student_t_tail(abs(middle) / error, len(deltas) - 1)
+
+
+def _clustered_interval(shares: Sequence[float], most: int, confidence: float) -> tuple[float, float]:
+    """Return Wilson's interval of a mean of shares, of an effective number of samples up to `most`."""
+    value, n_tasks = fmean(shares), len(shares)
+    effective = float(n_tasks if n_tasks > 1 else most)
+    if n_tasks > 1 and (squared := stdev(shares) ** 2 / n_tasks) > 0:
+        effective = min(max(value * (1 - value) / squared, n_tasks), most)
+    return wilson_interval(value, effective, confidence=confidence)
 
 
 def _t_interval(values: Sequence[float], confidence: float) -> tuple[float | None, float | None]:

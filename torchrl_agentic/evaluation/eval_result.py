@@ -25,6 +25,7 @@ STOPS = {
     "": "",
     "tokens": "the limit on tokens was reached",
     "cost": "the limit on the cost was reached",
+    "unpriced": "max_cost cannot be enforced, since responses report no cost: give the engine a price",
     "failures": "too many samples failed",
     "engine": "the engine cannot be used",
     "interrupted": "it was interrupted",
@@ -66,7 +67,8 @@ class EvalResult:
         stopped: Why not all samples were asked, see `STOPS`; "" if all were.
         error: Text of the error that stopped it, or of the first one of writing; "" without one.
         n_unsaved: Number of samples that could not be written to the folder.
-        usage: Tokens and cost, those of earlier programs and of failed trajectories included.
+        usage: Tokens and cost, those of earlier programs, of failed trajectories and of `scorer_engines`
+            included.
         seconds: Duration, without earlier programs of an evaluation that was resumed.
         settings: What must be equal for an evaluation to be resumed.
         out: The folder, or None.
@@ -225,21 +227,18 @@ class EvalResult:
             title=Text(self._headline()), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold"
         )
         several = any(k > 1 for k in self.pass_at)
-        columns = ["score", "mean", "95% interval", "tasks", "samples"]
-        for k in self.pass_at if several else ():
-            columns += [f"pass@{k}", f"pass^{k}"] if k > 1 else [f"pass@{k}"]
-        for name in columns:
-            table.add_column(name, justify="left" if name == "score" else "right")
+        names = ["score", "estimate", "value"] if several else ["score", "mean"]
+        for name in (*names, "95% interval", "tasks", "samples"):
+            table.add_column(name, justify="left" if name in ("score", "estimate") else "right")
         for metric in self.metrics.values():
-            mean = metric.mean
-            cells = [metric.name, "–", "–", "0", "0"]
-            if mean is not None:
-                interval = "–" if mean.low is None else f"{mean.low:.3f} to {mean.high:.3f}"
-                cells[1:] = [f"{mean.value:.3f}", interval, str(mean.n_tasks), str(mean.n_samples)]
+            rows: list[tuple[str, Estimate | None]] = [("mean", metric.mean)]
             for k in self.pass_at if several else ():
-                for found in (metric.pass_at, metric.pass_hat) if k > 1 else (metric.pass_at,):
-                    cells.append(f"{found[k].value:.3f}" if k in found else "–")
-            table.add_row(*map(Text, cells))
+                rows.append((f"pass@{k}", metric.pass_at.get(k)))
+                if k > 1:
+                    rows.append((f"pass^{k}", metric.pass_hat.get(k)))
+            for place, (name, estimate) in enumerate(rows):
+                head = ["" if place else metric.name, name] if several else [metric.name]
+                table.add_row(*map(Text, (*head, *_cells(estimate))))
         return table
 
     def _headline(self) -> str:
@@ -253,6 +252,15 @@ class EvalResult:
         lines.append(
             f"{usage.prompt} prompt tokens, {usage.completion} completion tokens{price}, {self.seconds:.1f} s"
         )
+        if usage.uncounted:
+            lines.append(
+                f"{usage.uncounted} of {usage.requests} responses reported no usage: their tokens and cost "
+                "are not counted, and limits on them are not enforced"
+            )
+        if usage.cost and (n_unpriced := usage.unpriced - usage.uncounted) > 0:
+            lines.append(
+                f"{n_unpriced} of {usage.requests} responses have no known cost, which is not counted"
+            )
         if self.failed:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.failures.items())
             lines.append(f"{len(self.failed)} samples failed: {kinds}")
@@ -322,6 +330,14 @@ class EvalProgress:
     usage: Usage
     seconds: float
     eta_s: float | None
+
+
+def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
+    """Return value, interval, tasks and samples as texts."""
+    if estimate is None:
+        return "–", "–", "0", "0"
+    interval = "–" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
+    return f"{estimate.value:.3f}", interval, str(estimate.n_tasks), str(estimate.n_samples)
 
 
 def _metric_to_json(metric: Metric) -> dict[str, JSON]:

@@ -105,21 +105,35 @@ class EvalRun:
         """(as it runs, as it was given, epoch) by the id of a task that runs."""
         self._scored: dict[str, tuple[dict[str, Score], dict[str, str], Usage]] = {}
         self._metered: Any = None
-        self._base = self._before = Usage()
+        self._meters: list[tuple[Any, Usage]] = []
+        """Engines that count what they use, each with its usage when the evaluation began."""
+        self._counted = Usage()
+        """Usage of earlier programs, and of an engine that does not count by itself."""
+        self._reading: tuple[str, ...] = ()
+        self._has_warned = False
         self._has_tokens = True
         self._usage = Usage()
         self._stopped, self._error = "", ""
         self._began = time.monotonic()
 
-    def bound(self, fail_above: float, max_tokens: int | None, max_cost: float | None) -> None:
+    def bound(
+        self,
+        fail_above: float,
+        max_tokens: int | None,
+        max_cost: float | None,
+        *,
+        reading: tuple[str, ...] = (),
+    ) -> None:
         """Set the limits of the whole evaluation.
 
         Args:
             fail_above: Share of failed samples above which no more are asked.
             max_tokens: Number of tokens after which no more samples are asked.
             max_cost: Cost after which no more samples are asked.
+            reading: Names of limits that need the usage that responses report, for a warning.
         """
         self._fail_above, self._max_tokens, self._max_cost = fail_above, max_tokens, max_cost
+        self._reading = reading
 
     def open(
         self,
@@ -142,7 +156,7 @@ class EvalRun:
         for sample in (*self._folder.samples, *(sample for sample, _ in self._folder.unscored)):
             if sample.task in wanted and sample.epoch <= self._epochs:
                 self._samples[sample.task, sample.epoch] = sample
-        self._usage = self._folder.usage
+        self._usage = self._counted = self._folder.usage
         self._n_before = len(self._samples)
 
     def _summary(self) -> dict[str, JSON]:
@@ -155,16 +169,18 @@ class EvalRun:
             "tasks": [task.name for task in self._tasks],
         }
 
-    def meter(self, engine: Any, *, has_tokens: bool) -> None:
-        """Begin to count what the engine uses.
+    def meter(self, engine: Any, of_scorers: Sequence[Any], *, has_tokens: bool) -> None:
+        """Begin to count what the engines use.
 
         Args:
-            engine: The engine; one with `usage` and `usage_of` counts by itself.
+            engine: The engine of the trajectories.
+            of_scorers: Further engines, which count by themselves.
             has_tokens: Whether samples keep the tokens of their trajectories.
         """
         self._has_tokens = has_tokens
-        if isinstance(getattr(engine, "usage", None), Usage) and callable(getattr(engine, "usage_of", None)):
-            self._metered, self._base, self._before = engine, engine.usage, self._usage
+        self._metered = engine if is_metered(engine) else None
+        counting = [*(() if self._metered is None else (engine,)), *of_scorers]
+        self._meters = [(one, one.usage) for one in {id(one): one for one in counting}.values()]
         self._check_limits()
 
     async def admitted(self, shown: Callable[[Task], Task]) -> AsyncIterator[Task]:
@@ -183,6 +199,7 @@ class EvalRun:
         usage = self._spend(trajectory)
         _, task, _ = self._running[id(trajectory.task)]
         scores, errors = await self._scores(replace(trajectory, task=task))
+        self._count()  # what scorers have used
         self._scored[trajectory.name] = scores, errors, usage
         values = {name: float(score) for name, score in scores.items()}
         return Score(next(iter(values.values()), 0.0), parts=values)
@@ -210,18 +227,40 @@ class EvalRun:
     def _spend(self, trajectory: Trajectory | None) -> Usage:
         """Return the usage of a trajectory; count it, and stop if all together is too much."""
         used = Usage()
-        with self._usage_lock:
-            if self._metered is not None:  # which knows of trajectories that were replaced too
-                if trajectory is not None:
-                    used = self._metered.usage_of(trajectory.name)
-                self._usage = _sum(self._before, self._metered.usage, _negative(self._base))
-            elif trajectory is not None:
-                used = usage_of_tokens(trajectory)
-                self._usage += used
-            self._check_limits()
+        if trajectory is not None and self._metered is not None:
+            used = self._metered.usage_of(trajectory.name)
+        elif trajectory is not None:
+            used = usage_of_tokens(trajectory)
+            with self._usage_lock:
+                self._counted += used
+        self._count()
         return used
 
+    def _count(self) -> None:
+        """Add up what was used, that of trajectories that were replaced included, and check the limits."""
+        with self._usage_lock:
+            self._usage = self._counted + self._metered_usage
+            self._check_limits()
+
+    @property
+    def _metered_usage(self) -> Usage:
+        """What engines that count by themselves have used in this program."""
+        return _sum(Usage(), *(_sum(one.usage, _negative(base)) for one, base in self._meters))
+
     def _check_limits(self) -> None:
+        used = self._metered_usage
+        has_no_cost = self._max_cost is not None and used.unpriced > 0
+        if self._reading and (used.uncounted or has_no_cost) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s: responses report no %s, so that %s cannot count them; have the service report it, give "
+                "a price, or bound samples by max_turns and limit",
+                self._name,
+                "usage" if used.uncounted else "cost",
+                " and ".join(self._reading),
+            )
+        if self._max_cost is not None and used.requests and used.unpriced == used.requests:
+            self._stop("unpriced")
         if self._max_tokens is not None and self._usage.tokens >= self._max_tokens:
             self._stop("tokens")
         if self._max_cost is not None and self._usage.cost >= self._max_cost:
@@ -326,10 +365,11 @@ class EvalRun:
         self._stopped, self._error = "engine", f"{type(cause).__name__}: {cause}"
 
     def _result(self) -> EvalResult:
+        self._count()
         with self._lock:
             order = {task.name: place for place, task in enumerate(self._tasks)}
             samples = sorted(self._samples.values(), key=lambda one: (order[one.task], one.epoch))
-            if self._stopped in ("tokens", "cost", "failures") and len(samples) == self._total:
+            if self._stopped in ("tokens", "cost", "unpriced", "failures") and len(samples) == self._total:
                 self._stopped = ""
             result = EvalResult(
                 self._name,
@@ -359,6 +399,15 @@ class EvalRun:
             self._threads.close()
             if self._folder is not None:
                 self._folder.close()
+
+
+def is_metered(engine: Any) -> bool:
+    """Return True if an engine counts what it uses, in all and by trajectory.
+
+    Args:
+        engine: An engine, or a model.
+    """
+    return isinstance(getattr(engine, "usage", None), Usage) and callable(getattr(engine, "usage_of", None))
 
 
 def _negative(usage: Usage) -> Usage:

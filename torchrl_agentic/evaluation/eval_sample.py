@@ -275,7 +275,7 @@ def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
 
 
 def usage_from(data: Mapping[str, Any]) -> Usage:
-    """Read a usage from its fields by name.
+    """Read a usage from its fields by name; those that folders of earlier versions lack are 0.
 
     Args:
         data: The fields.
@@ -283,7 +283,8 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
     Raises:
         KeyError: If a field is missing.
     """
-    return Usage(**{one.name: data[one.name] for one in fields(Usage)})
+    given = {"uncounted": 0, "unpriced": 0, **data}
+    return Usage(**{one.name: given[one.name] for one in fields(Usage)})
 
 
 def usage_of_tokens(trajectory: Trajectory) -> Usage:

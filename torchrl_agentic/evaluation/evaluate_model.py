@@ -16,9 +16,11 @@ from torchrl_agentic.collectors.score import Scorer
 from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import check_above_zero, check_count
+from torchrl_agentic.evaluation.bounded_chat import BoundedChat
 from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
-from torchrl_agentic.evaluation.eval_run import EvalRun, answer_score
+from torchrl_agentic.evaluation.eval_run import EvalRun, answer_score, is_metered
 from torchrl_agentic.evaluation.eval_sample import task_digest
 from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
@@ -58,6 +60,7 @@ def evaluate(
     fail_above: float = 0.5,
     max_total_tokens: int | None = None,
     max_cost: float | None = None,
+    scorer_engines: Sequence[Any] = (),
     tokenizer_options: Mapping[str, Any] | None = None,
     progress: EvalHook | None = None,
     settings: Mapping[str, JSON] | None = None,
@@ -97,6 +100,8 @@ def evaluate(
         max_turns: Upper bound on the model's messages in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context of the engine.
+            With an engine of messages, it is checked by the usage that each response reports, so that the
+            tool results of the last turn may exceed it.
         temperature: Sampling temperature of a model, 1.0 by default; an engine has its own.
         parser: Format in which the model calls tools, if `tools` is a list. None: "hermes"; for an engine
             of messages, "openai".
@@ -108,7 +113,10 @@ def evaluate(
             evaluation also stops if all of the first samples failed.
         max_total_tokens: Number of tokens of prompts and answers after which no more samples are asked;
             those that run are finished.
-        max_cost: Cost after which no more samples are asked, in the currency of the engine's prices.
+        max_cost: Cost after which no more samples are asked, in the currency of the engine's prices. Also,
+            none are asked after responses without a known cost.
+        scorer_engines: Engines that scorers ask, such as that of a `ModelJudge`: their tokens and cost count
+            for the result and the limits, and not for the samples. They have `usage`, as `OpenAIEngine` has.
         tokenizer_options: Further arguments of `ChatEncoder`.
         progress: Called with an `EvalProgress` at the beginning and after each sample, from one thread at a
             time.
@@ -122,7 +130,8 @@ def evaluate(
         EvalFolderError: If `out` holds another evaluation, or this one and `resume` is False.
         EngineUnusable: If the engine refuses every request, before any sample has ended.
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range, or a task is invalid.
+        ValueError: If an argument is out of range, a task is invalid, or the engine can never know the tokens
+            or the cost that a limit is about.
     """
     check_count("epochs", epochs, optional=False)
     check_count("limit", limit)
@@ -143,6 +152,13 @@ def evaluate(
     if is_engine and temperature is not None:
         raise ValueError("an engine has a temperature of its own: set it there, not in evaluate()")
     takes_messages = is_engine and not callable(getattr(engine, "sample", None))
+    limits = {
+        "max_total_tokens": max_total_tokens,
+        "max_cost": max_cost,
+        "max_trajectory_tokens": max_trajectory_tokens,
+    }
+    reading = tuple(name for name, value in limits.items() if value is not None)
+    _check_limits(engine, scorer_engines, reading, takes_messages=takes_messages)
     transforms = tools
     if not _is_transform(tools):
         transforms = ToolCompose(
@@ -173,7 +189,7 @@ def evaluate(
         **(settings or {}),
     }
     run = EvalRun(wanted, by_name, epochs, ks, name=name, settings=described, progress=progress)
-    run.bound(fail_above, max_total_tokens, max_cost)
+    run.bound(fail_above, max_total_tokens, max_cost, reading=reading)
     if out is not None:
         decode = tokenizer.decode if has_tokens and tokenizer is not None else None
         known = {task.name: task_digest(task) for task in every}
@@ -189,7 +205,10 @@ def evaluate(
             temperature=1.0 if temperature is None else temperature,
             constraint={"tool_choice": tool_choice, "parser": compose.parser, "tools": compose.tools},
         )
-        run.meter(made, has_tokens=has_tokens)
+        run.meter(made, scorer_engines, has_tokens=has_tokens)
+        asked: Any = made
+        if takes_messages and max_trajectory_tokens is not None:
+            asked = BoundedChat(asked, max_trajectory_tokens)
 
         def shown(task: Task) -> Task:
             if shows_tools:
@@ -198,7 +217,7 @@ def evaluate(
 
         collector = AgentCollector(
             transforms,
-            engine=made,
+            engine=asked,
             tokenizer=tokenizer,
             tasks=run.admitted(shown),
             max_in_flight=max_in_flight,
@@ -289,6 +308,32 @@ def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> 
         if not callable(scorer):
             raise TypeError(f"scorer {name!r} is a function of a Trajectory; got {type(scorer).__name__}")
     return found
+
+
+def _check_limits(
+    engine: Any, scorer_engines: Sequence[Any], given: Sequence[str], *, takes_messages: bool
+) -> None:
+    """Raise ValueError for a limit that can never be reached, since nothing reports what it is about."""
+    for one in scorer_engines:
+        if not isinstance(getattr(one, "usage", None), Usage):
+            raise TypeError(f"scorer_engines are engines with a usage; got {type(one).__name__}")
+    name = type(engine).__name__
+    priced = [*((engine,) if is_metered(engine) else ()), *scorer_engines]
+    if "max_cost" in given and not any(getattr(one, "may_know_cost", True) for one in priced):
+        raise ValueError(
+            f"max_cost needs an engine that knows its cost, and {name} does not: give a price, as "
+            "OpenAIEngine(..., price=Price(...)) or 'price:' of a YAML file, or leave out max_cost"
+        )
+    if "max_total_tokens" in given and takes_messages and not is_metered(engine):
+        raise ValueError(
+            f"max_total_tokens needs an engine that counts its tokens: {name} has no usage and usage_of"
+        )
+    counts = callable(getattr(engine, "conversation_tokens", None))
+    if "max_trajectory_tokens" in given and takes_messages and not counts:
+        raise ValueError(
+            "max_trajectory_tokens needs an engine that takes tokens, or knows those of its conversations: "
+            f"{name} has no conversation_tokens"
+        )
 
 
 def _is_transform(tools: Any) -> bool:

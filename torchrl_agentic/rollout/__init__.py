@@ -6,7 +6,7 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
 from torchrl_agentic.rewards.answers import answer_reward
 from torchrl_agentic.rollout.batch import group_batches, ledgers, trajectory_batch
-from torchrl_agentic.rollout.batch_metrics import average_metrics, batch_metrics
+from torchrl_agentic.rollout.batch_metrics import average_metrics, batch_metrics, log_metrics
 from torchrl_agentic.rollout.checkpoints import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 from torchrl_agentic.rollout.generate import media_of, rollout, tasks_of
 from torchrl_agentic.rollout.load_tasks import load_tasks
@@ -40,6 +40,7 @@ __all__ = [
     "group_batches",
     "ledgers",
     "load_tasks",
+    "log_metrics",
     "media_of",
     "replay",
     "rollout",

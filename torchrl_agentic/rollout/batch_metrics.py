@@ -1,12 +1,13 @@
-"""`batch_metrics`: the scalars of a batch, for a logger; `average_metrics`: their means over processes."""
+"""`batch_metrics`: the scalars of a batch; `average_metrics`, over processes; `log_metrics`, to loggers."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import distributed
 
 from torchrl_agentic.transforms import specs
 
+logger = logging.getLogger(__name__)
 _SUMS = ("turn", "n_calls", "n_errors", "n_infra", "tool_seconds", "token_drift")
 
 
@@ -64,16 +66,43 @@ def batch_metrics(batch: TensorDictBase, *, version: int | None = None) -> dict[
 
 
 def average_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the means over all processes of `torch.distributed`, all of which call this; alone, the same.
+    """Return the scalars of all processes of `torch.distributed`, all of which call this; alone, the same.
+
+    Maxima ("*/max") are those over all processes, shares ("ended/*") count as 0 where they are missing, and
+    other scalars are averaged over the processes that have them.
 
     Args:
-        metrics: Scalars by name; names that other processes lack are averaged over those that have them.
+        metrics: Scalars by name.
     """
     found: list[Any] = [metrics]
     if distributed.is_initialized():
         found = [None] * distributed.get_world_size()
         distributed.all_gather_object(found, metrics)
-    return {name: _mean([one[name] for one in found if name in one]) for name in metrics}
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: _merged(name, [one[name] for one in found if name in one], len(found)) for name in names}
+
+
+def _merged(name: str, values: list[float], n_processes: int) -> float:
+    if name.endswith("/max"):
+        return max(values)
+    return sum(values) / (n_processes if name.startswith("ended/") else len(values))
+
+
+def log_metrics(loggers: Iterable[Any], metrics: Mapping[str, float], step: int) -> None:
+    """Write scalars to loggers; one that fails with an OSError, such as a full disk, ends no training.
+
+    Args:
+        loggers: Loggers of TorchRL; None among them, as `get_logger("")` returns, is skipped.
+        metrics: Scalars by name.
+        step: Number of the step.
+    """
+    for one in loggers:
+        if one is None:
+            continue
+        try:
+            one.log_metrics(dict(metrics), step)
+        except OSError as error:
+            logger.error("%s has no scalars of step %d: %s", type(one).__name__, step, error)
 
 
 def _mean(values: list[float]) -> float:

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -134,28 +134,42 @@ class Checkpoints:
         Returns:
             True if the checkpoint is complete.
         """
-        folder, unfinished = self._path(step), self.folder / f"{step:06d}{_UNFINISHED}"
+        unfinished = self.folder / f"{step:06d}{_UNFINISHED}"
         is_first = _is_alone() or distributed.get_rank() == 0
-        try:
+
+        def succeeds(work: Callable[[], None]) -> bool:
+            """Run a part of the work; return True if it succeeded in all processes."""
+            try:
+                work()
+                is_done = True
+            except (OSError, RuntimeError, CheckpointException) as error:
+                logger.error("no checkpoint of step %d in %s: %s", step, self.folder, _reason(error))
+                is_done = False
+            return _holds_everywhere(is_done)
+
+        def prepare() -> None:
             if is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
                 (unfinished / _SETTINGS).write_text(json.dumps(self._settings, indent=1))
+
+        def write() -> None:
             with _one_process():
                 save(_stateful(parts), checkpoint_id=unfinished, no_dist=_is_alone())
+
+        def complete() -> None:
             if is_first:
                 _sync(unfinished)
-                shutil.rmtree(folder, ignore_errors=True)
-                unfinished.rename(folder)
+                shutil.rmtree(self._path(step), ignore_errors=True)
+                unfinished.rename(self._path(step))
                 _sync_folder(self.folder)
-        except (OSError, RuntimeError, CheckpointException) as error:
-            logger.error("no checkpoint of step %d in %s: %s", step, self.folder, _reason(error))
-            if is_first:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            return False
-        for old in self.steps()[: -self.keep] if is_first else ():
+
+        is_complete = succeeds(prepare) and succeeds(write) and succeeds(complete)
+        if is_first and not is_complete:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for old in self.steps()[: -self.keep] if is_first and is_complete else ():
             shutil.rmtree(self._path(old), ignore_errors=True)
-        return True
+        return is_complete
 
     def load(self, parts: Mapping[str, Any], *, step: int | None = None) -> int:
         """Load the parts from a checkpoint.
@@ -206,6 +220,15 @@ def _is_alone() -> bool:
     return not distributed.is_initialized()
 
 
+def _holds_everywhere(value: bool) -> bool:
+    """Return True if the value is true in all processes, all of which call this."""
+    if _is_alone():
+        return value
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return all(found)
+
+
 def discard_steps(folder: str | Path, first: int) -> None:
     """Remove what a run has written about the steps that it repeats when it is resumed.
 
@@ -227,7 +250,13 @@ def discard_steps(folder: str | Path, first: int) -> None:
         _keep_members(path.parent, {(group.run, one.name) for group in groups for one in group.members})
     for path in Path(folder).glob("**/scalars/**/*.csv"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if int(line.partition(",")[0]) < first), "utf-8")
+        path.write_text("".join(line for line in lines if _is_row_before(line, first)), "utf-8")
+
+
+def _is_row_before(line: str, first: int) -> bool:
+    """Check that a line of a CSV file is whole, and of an earlier step."""
+    step = line.partition(",")[0]
+    return line.endswith("\n") and "," in line and step.isdecimal() and int(step) < first
 
 
 def _keep_members(folder: Path, members: Collection[tuple[str, str]]) -> None:
