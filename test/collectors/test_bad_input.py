@@ -14,7 +14,7 @@ from helpers.collector_worlds import (
     tokenizer,
 )
 
-from torchrl_agentic import ToolCompose
+from torchrl_agentic import Task, ToolCompose
 from torchrl_agentic.collectors import CollectorError
 from torchrl_agentic.engines import Sampled
 from torchrl_agentic.records import Recording, TrajectoryHook
@@ -33,7 +33,15 @@ def run(engine=None, **more):
     return run_skipping(main())
 
 
-@pytest.mark.parametrize("row", [3, {}, {"query": None}, {"messages": []}, {"messages": [{"role": "user"}]}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        3, {}, {"query": None}, {"messages": []}, {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": 3}]}, {"messages": [{"role": "user", "content": b"hi"}]},
+        Task("t", [{"role": "user", "content": "hi"}], data={3: "a column"}),  # pyright: ignore
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_row_that_is_no_task_is_dropped_and_counted(row):
     batches, figures = run(tasks=[GOOD, row, GOOD])
     assert tasks_of(batches) == ["0", "2"]
@@ -88,6 +96,10 @@ def test_a_generator_that_blocks_stops_nobody():
         (Sampled([1.5], [-1.0]), "list of token ids"),
         (Sampled([5], ["a"]), "list of log-prob"),
         (Sampled([5], [-1.0], "done"), "finish is one of"),
+        (Sampled([5], [-1.0], "stop"), "stopped at id 5, which does not end an answer here"),
+        (Sampled([5], [float("nan")], "length"), "not finite numbers up to 0"),
+        (Sampled([5], [-float("inf")], "length"), "not finite numbers up to 0"),
+        (Sampled([5], [0.5], "length"), "not finite numbers up to 0"),
         (Sampled([], [], "aborted"), "times without a token"),
         (RuntimeError("it broke"), "it broke"),
         (SystemExit(1), "SystemExit"),

@@ -118,6 +118,9 @@ async def test_a_call_starts_while_the_model_still_writes(tokenizer):
     (result,) = trajectory.turns[0].outcome.results
     assert result.text == "page 1 <|im_end|>"
     assert "<|im_end|>" not in trajectory.messages[2].text
+    (written,) = [span for span in trajectory.spans if span.cause == "engine"][:1]
+    (ran,) = [span for span in trajectory.spans if span.cause == "tool"]
+    assert written.start <= ran.start < written.stop
 
 
 async def test_the_statistics_of_a_collector_count_them(tokenizer):

@@ -50,8 +50,8 @@ class Interrupted:
 
     max_concurrent = 4
 
-    def __init__(self, answers, cuts):
-        self.answers, self.cuts = answers, cuts
+    def __init__(self, answers, cuts, stops):
+        self.answers, self.cuts, self.stops = answers, cuts, stops
         self.version = self.turn = self.done = 0
 
     async def sample(self, ids, *, max_tokens, key, on_ids=None):
@@ -62,7 +62,8 @@ class Interrupted:
             self.version += 1
             finish = "aborted"
         else:
-            size, finish = min(len(rest), max_tokens), "length" if max_tokens < len(rest) else "stop"
+            size = min(len(rest), max_tokens)
+            finish = "stop" if size and rest[size - 1] in self.stops else "length"
         piece = list(rest[:size])
         values = [log_prob(self.turn, self.done + place) for place in range(size)]
         self.done += size
@@ -166,9 +167,10 @@ def test_a_collector_writes_the_ledger_of_the_environment(case):
 
     async def collect():
         transforms = environment(tokenizer, parser, stops, bound)
-        engine = Interrupted(answers, cuts)
         agent = Agent(transforms, None, max_turns=MAX_TURNS)
-        requests = Requests(engine, stop_ids=agent.encoder.stop_token_ids)
+        stop_ids = agent.encoder.stop_token_ids
+        engine = Interrupted(answers, cuts, stop_ids)
+        requests = Requests(engine, stop_ids=stop_ids)
         run = TrajectoryRun(
             agent, requests, Task("t", QUESTION), name="t", max_new_tokens=100_000, speculate=speculate
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.modules.llm import TransformersWrapper
 
 from torchrl_agentic.engines import LockStep, Sampled
 from torchrl_agentic.errors import InfrastructureError
@@ -282,3 +283,25 @@ def test_an_engine_serves_several_loops_one_after_the_other():
 def test_options_out_of_range_are_refused(options: dict[str, Any]):
     with pytest.raises(ValueError, match=next(iter(options))):
         LockStep(_Policy(), WORDS, **options)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda: TransformersWrapper(MODEL, tokenizer=TOKENIZER),
+        lambda: agent_policy(MODEL, TOKENIZER, mode="history"),
+    ],
+    ids=["TransformersWrapper", "agent_policy"],
+)
+def test_a_policy_that_reads_conversations_is_refused(policy):
+    with pytest.raises(ValueError, match=r"gives a policy token ids, but .* reads"):
+        LockStep(policy(), TOKENIZER)
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce args")
+async def test_a_wrapper_of_torchrl_that_reads_tokens_answers():
+    options = {"input_mode": "tokens", "pad_output": False, "generate_kwargs": {"max_new_tokens": 4}}
+    engine = LockStep(TransformersWrapper(MODEL, tokenizer=TOKENIZER, **options), TOKENIZER)
+    found = await engine.sample(PROMPTS[0], max_tokens=4, key="a")
+    await engine.close()
+    assert 0 < len(found.ids) <= 4

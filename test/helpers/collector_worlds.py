@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torchrl.envs import Compose
 
-from torchrl_agentic import RateLimiter, Tool, ToolCompose, ToolError, TurnTokenizer
+from torchrl_agentic import Effects, RateLimiter, Tool, ToolCompose, ToolError, TurnTokenizer
 from torchrl_agentic.collectors import AgentCollector, CollectorError, Task
 from torchrl_agentic.engines import Sampled
 from torchrl_agentic.engines.scripted_engine import AnswerCursor
@@ -88,6 +88,13 @@ class CountedTool(Tool):
     @property
     def is_all_closed(self):
         return sorted(self.opened) == sorted(self.closed)
+
+
+class CountedPureTool(CountedTool):
+    """Has no sessions and no effects, so that its calls may start while the model writes."""
+
+    effects = Effects.PURE
+    session = Tool.session
 
 
 class WildEngine:
@@ -252,10 +259,10 @@ class World:
     Limiters that workers share live in real time, which does not skip, so a tool for workers has none.
     """
 
-    def __init__(self, tool=None):
+    def __init__(self, tool=None, *, is_limited=False):
         self.tool = CountedTool() if tool is None else tool
         self.limiter = RateLimiter(max_concurrent=2)
-        limits = {"look": self.limiter} if tool is None else None
+        limits = {"look": self.limiter} if tool is None or is_limited else None
         compose = ToolCompose([self.tool], per_call_timeout=20.0, rate_limits=limits)
         self.transforms = Compose(compose, TurnTokenizer(tokenizer()))
 
@@ -335,6 +342,7 @@ async def run_schedule(seed, world, workers=None, beside=None):
     figures = collector.stats.snapshot()
     if is_over and how == "end":
         assert n_tasks == figures["batches"]["groups"] + figures["events"].get("dropped", 0)
+    return figures["events"]
 
 
 def check_nothing_left(collector, engine, tool, limiter=None):
@@ -373,13 +381,15 @@ def check_rows(batches, tool, script, collector, *, size):
 
 async def run_schedules(seeds, world=None, **more):
     """Run schedules one after the other; messages of asyncio about lost tasks and exceptions are errors."""
-    said, world = [], World() if world is None else world
+    said, events = [], Counter()
+    worlds = [World(), World(CountedPureTool(), is_limited=True)] if world is None else [world]
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
     for seed in seeds:
         try:
-            await run_schedule(seed, world, **more)
+            events.update(await run_schedule(seed, worlds[seed // 10 % len(worlds)], **more))
         except BaseException as error:
             error.add_note(f"schedule {seed}")
             raise
     gc.collect()
     assert not said, said
+    return events

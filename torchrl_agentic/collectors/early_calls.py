@@ -60,6 +60,7 @@ class EarlyCalls:
 
     Attributes:
         n_started: Number of calls that were started.
+        starts: Loop times at which they were started, by their number in the message.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class EarlyCalls:
         self._may_start = True
         self._started: dict[int, tuple[ParsedCall, asyncio.Task[ToolResult]]] = {}
         self.n_started = 0
+        self.starts: dict[int, float] = {}
 
     def feed(self, ids: Sequence[int]) -> None:
         """Read further ids of the message, and start the calls that they complete.
@@ -119,6 +121,7 @@ class EarlyCalls:
         if allowed is not None and call.tool not in allowed:
             return
         self.n_started += 1
+        self.starts[number] = asyncio.get_running_loop().time()
         self._started[number] = call, asyncio.create_task(self._run(call))
 
     async def _run(self, call: ParsedCall) -> ToolResult:
@@ -146,6 +149,7 @@ class EarlyCalls:
             if number not in early:
                 logger.error("the stream read call %d of %s differently", number, self._session.trajectory)
                 task.cancel()
+                del self.starts[number]
         rest = [number for number in range(len(calls)) if number not in early]
         bound = [self._dispatcher.bound.get(calls[number].tool) for number in rest]
         if any(one is not None and one.effects.exclusive for one in bound):

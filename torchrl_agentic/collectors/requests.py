@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
@@ -23,6 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 OnUpdate = Literal["resume", "finish"]
+_ROUNDING = 1e-3  # by which a log-probability may be above 0
 MAX_EMPTY_ABORTS = 100
 """Number of times in a row that an engine may abort a request without any token."""
 
@@ -97,6 +99,7 @@ class Requests:
         self._stats = stats
         self._gate = _gate_of(engine)
         self._knows_log_probs = True
+        self._failure: str | None = None
 
     @property
     def version(self) -> int:
@@ -231,6 +234,8 @@ class Requests:
         holds = self._gate.request() if self._is_pushed and not self._drains else contextlib.nullcontext()
         try:
             async with holds:
+                if self._failure is not None:
+                    raise InfrastructureError(self._failure)
                 return await ask()
         except asyncio.CancelledError as error:
             if is_cancelling():
@@ -280,11 +285,19 @@ class Requests:
                 )
         elif len(_list_of(log_probs, Real, "log-probabilities")) != len(ids):
             raise WrongAnswer(f"the engine returned {len(ids)} ids and {len(log_probs)} log-probabilities")
+        elif not all(-math.inf < one <= _ROUNDING for one in log_probs):
+            raise WrongAnswer("the engine returned log-probabilities that are not finite numbers up to 0")
         bound = self._vocabulary
         if ids and bound is not None and not 0 <= min(ids) <= max(ids) < bound:
             raise WrongAnswer(
                 f"the engine returned ids from {min(ids)} to {max(ids)}, but the tokenizer has {bound} ids: "
                 "is it the tokenizer of this model?"
+            )
+        if found.finish == "stop" and ids and self._stop_ids and ids[-1] not in self._stop_ids:
+            raise WrongAnswer(
+                f"the engine stopped at id {ids[-1]}, which does not end an answer here; those that do: "
+                f"{sorted(self._stop_ids)}. Give the collector the engine's stop ids, as "
+                "tokenizer_options={'stop_token_ids': [...]}"
             )
         return ids
 
@@ -295,9 +308,16 @@ class Requests:
             weights: As `Engine.update` takes them.
             push: Loads the weights instead of the engine, on a thread, while no request is open; or None.
 
+        A `push` that has begun ends before another request begins, even if the caller is cancelled. After one
+        that failed, requests raise InfrastructureError until an update succeeds.
+
         Returns:
             The new policy version.
         """
+        update = self._update(weights, push)
+        return await (update if push is None else self._gate.complete(update))
+
+    async def _update(self, weights: Any, push: Callable[[], object] | None) -> int:
         async with self._gate.closed_for_update():
             aborts = push is not None and not self._drains
             if aborts:  # the engine counts the update, and ends what runs
@@ -305,7 +325,14 @@ class Requests:
             await self._gate.drained()
             if push is None:
                 return self._version_base + await self.engine.update(weights)
-            await asyncio.to_thread(push)
+            try:
+                await asyncio.to_thread(push)
+            except Exception as error:
+                self._failure = (
+                    f"an update of the weights failed, and the engine may have part of them: {error}"
+                )
+                raise
+            self._failure = None
             return self.version if aborts else self._version_base + await self.engine.update(None)
 
 

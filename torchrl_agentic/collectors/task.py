@@ -103,6 +103,14 @@ def _check(task: Task) -> None:
     for message in task.messages:
         if not isinstance(cast("object", message), Mapping) or not {"role", "content"} <= set(message):
             raise ValueError(f"task {task.name!r}: a message has a role and a content; got {message!r}")
+        content = cast("object", message["content"])
+        if content is not None and (isinstance(content, Mapping | bytes) or not isinstance(content, str | Sequence)):
+            raise ValueError(
+                f"task {task.name!r}: the content of a message is a text or a list of parts; got {content!r}"
+            )
+    for name in cast("Mapping[object, Any]", task.data):
+        if not isinstance(name, str):
+            raise ValueError(f"task {task.name!r}: names of columns are texts; got {name!r}")
 
 
 @dataclass(frozen=True, slots=True)

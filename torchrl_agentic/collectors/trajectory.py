@@ -399,9 +399,10 @@ class TrajectoryRun:
         else:
             results = await early.run(calls, self._state())
         self._span("tools", start, turn=session.turn - 1)
-        for call, result in zip(calls, results, strict=True):
+        starts = {} if early is None else early.starts
+        for number, (call, result) in enumerate(zip(calls, results, strict=True)):
             if result.timing is not None:
-                began = start + result.timing.queue_s
+                began = starts.get(number, start) + result.timing.queue_s
                 self._span(
                     "tool", began, began + result.timing.run_s, name=call.tool, turn=session.turn - 1,
                     status=result.status.name,

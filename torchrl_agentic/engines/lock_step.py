@@ -78,7 +78,8 @@ class LockStep(Engine):
         context_length: Bound on prompt and answer together, in tokens; None: the policy's own.
 
     Raises:
-        ValueError: If an option is out of range, or the pad token also ends answers.
+        ValueError: If an option is out of range, the pad token also ends answers, or the policy reads
+            conversations instead of token ids.
     """
 
     def __init__(
@@ -97,6 +98,12 @@ class LockStep(Engine):
         check_count("context_length", context_length)
         if not wait_s >= 0:
             raise ValueError(f"wait_s must be 0 seconds or more; got {wait_s}")
+        reads = getattr(policy, "in_keys", None)
+        if reads and ("tokens", "prompt") not in reads:
+            raise ValueError(
+                f"LockStep gives a policy token ids, but {type(policy).__name__} reads {list(reads)}; choose "
+                "input_mode='tokens', or agent_policy(..., mode='tokens')"
+            )
         self.version = 0
         self.max_concurrent = max_concurrent
         self._policy, self._load = policy, load
