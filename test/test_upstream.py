@@ -516,6 +516,25 @@ def test_a_pool_of_environments_of_one_row_cannot_step():
         env._maybe_shutdown()
 
 
+def test_a_data_set_environment_asks_a_finished_iterable_for_ever():
+    class Once:
+        asked = 0
+
+        def __iter__(self):
+            self.asked += 1
+            if self.asked == 1:
+                yield TensorDict({"query": ["a question"]}, batch_size=(1,))
+            if self.asked > 100:
+                raise TimeoutError("asked a hundred times")
+
+    env = DatasetChatEnv.from_dataloader(Once(), batch_size=(1,))
+    env.reset()
+    with still_raises(
+        TimeoutError, "asked a hundred times", so="TaskLoader need not raise at the end of tasks"
+    ):
+        env.reset()
+
+
 # Collectors, losses, tools
 
 
