@@ -260,3 +260,34 @@ def test_a_trajectory_that_ignores_its_cancellation_does_not_hold_the_shutdown()
         await asyncio.sleep(1000)
 
     run_skipping(main())
+
+
+class Torn(dict):
+    """A message whose content is lost once it is read."""
+
+    def items(self):
+        raise RuntimeError("a torn row")
+
+    keys = items
+
+
+def test_a_message_that_cannot_be_copied_ends_the_collector_with_its_error():
+    task = Task("t", [Torn(role="user", content="hi")])
+    with pytest.raises(CollectorError, match="a torn row"):
+        run(tasks=[GOOD, task, GOOD], trajectory_timeout=50.0)
+
+
+async def test_endless_rows_that_are_dropped_let_other_tasks_run():
+    dropped = []
+
+    async def tasks():
+        while True:
+            yield 3
+
+    collector = collector_of(WildEngine(looks(0)), tasks=tasks(), failure_hook=dropped.append)
+    async with collector:
+        asking = asyncio.ensure_future(anext(aiter(collector)))
+        while len(dropped) < 1000:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic import Recorder, ToolCompose
-from torchrl_agentic.collectors import CollectorError, Score, Task, Trajectory
+from torchrl_agentic.collectors import Branching, CollectorError, Score, Task, Trajectory
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
@@ -223,6 +223,50 @@ def test_random_schedules_keep_their_tasks_and_their_ages(tmp_path, staleness: i
         assert max(Counter(notes_of(folder)).values()) == 1, seed
         ages = [version - oldest for _, _, oldest, version in curve]
         assert all(0 <= age <= (8 if staleness is None else staleness) for age in ages), seed
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_no_call_with_effects_of_a_tree_runs_twice_under_one_name(tmp_path, has_journal: bool):
+    """One state is loaded twice, so that groups that had begun after it begin in three collectors."""
+    options = {"tools": ("note", "look"), "max_staleness": 3, "branching": Branching(at=(1,))}
+
+    async def live(folder, seed, state, until):
+        engine, collector = collector_of(folder, pauses(seed, 1.0), **options)
+        if state is not None:
+            collector.load_state_dict(copy.deepcopy(state))
+            await collector.update_weights(0)
+        figures = []
+
+        async def consume():
+            async for batch in collector:
+                figures.append(figures_of(batch)[0])
+                await collector.update_weights(engine.weights + 1)
+
+        consuming = asyncio.create_task(consume())
+        await asyncio.wait({consuming}, timeout=0.01)
+        saved = collector.state_dict()
+        await asyncio.wait({consuming}, timeout=until)
+        is_over = consuming.done()
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+        await collector.aclose()
+        return saved, figures if is_over else None
+
+    async def lives(folder, until):
+        saved, _ = await live(folder, 1, None, until)
+        await live(folder, 2, saved, until)
+        return (await live(folder, 3, saved, None))[1]
+
+    for until in (4, 14):
+        folder = tmp_path / str(until)
+        folder.mkdir()
+        if has_journal:
+            options["journal"] = folder / "effects"
+        figures = run_skipping(lives(folder, until))
+        assert {task for batch in figures for task, _ in batch} == {f"t{n}" for n in range(N_TASKS)}
+        notes = notes_of(folder)
+        assert max(Counter(notes).values()) == 1
+        assert any("/" in name and "@run+" in name for name in (place.split(".")[1] for place, _ in notes))
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -114,6 +114,7 @@ class Branch:
         forks: The forks on its way.
         state: The trajectory at its last fork; None before the first one.
         session: Copy of what was open at the fork, until the branch starts; None if it has started.
+        suffix: End of the names of its tree if one process ended and another goes on; else "".
     """
 
     index: int
@@ -121,6 +122,7 @@ class Branch:
     forks: tuple[Fork, ...] = ()
     state: TrajectoryState | None = None
     session: Session | None = None
+    suffix: str = ""
 
     @property
     def path(self) -> str:
@@ -206,6 +208,7 @@ class Forking:
                 share,
                 (*place.forks, Fork(point.n_turns, n_tokens, number, state.seconds)),
                 state,
+                suffix=place.suffix,
             )
             for number, share in enumerate(shares)
         ]

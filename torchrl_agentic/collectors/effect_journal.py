@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import json
 import logging
@@ -60,6 +61,7 @@ class EffectJournal:
                     f"{self.path} is open in another process: end the run that uses it, or name another file"
                 ) from error
             self.key, self._last = self._read()
+            self._names: list[str] | None = None
         except BaseException:
             self.close()
             raise
@@ -111,6 +113,19 @@ class EffectJournal:
     def last_turn(self, trajectory: str) -> int | None:
         """Return the last turn with effects that an earlier process noted; None without one."""
         return self._last.get(trajectory)
+
+    def names(self, start: str) -> list[str]:
+        """Return the trajectories that an earlier process noted, those whose names begin with a text.
+
+        Args:
+            start: The text.
+        """
+        if self._names is None:
+            self._names = sorted(self._last)
+        first = last = bisect.bisect_left(self._names, start)
+        while last < len(self._names) and self._names[last].startswith(start):
+            last += 1
+        return self._names[first:last]
 
     def close(self) -> None:
         """Close the file; may be called again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import secrets
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -97,7 +99,28 @@ class Resumption:
                 return saved.suffix, saved.state
         if known is not None:
             return self._unused_suffix(key, known), None
-        return self._token if self._token is not None and has_effects() else "", None
+        return self._new_suffix(has_effects), None
+
+    def start_tree(self, start: str, end: str, has_effects: Callable[[], bool]) -> str:
+        """Return the suffix of the names of a tree that begins: of its root and of all branches.
+
+        With a journal, it is the first one under which no call with effects of any branch or attempt ran.
+
+        Args:
+            start: Start of the names, with the number of the tree.
+            end: End of the keys, behind the branch and the attempt.
+            has_effects: Returns whether a tool that it may use has effects.
+        """
+        if self._known is None:
+            return self._new_suffix(has_effects)
+        form = re.compile(rf"{re.escape(start)}(?:/[0-9.]+)?(?:~[0-9]+)?{re.escape(end)}(\+[0-9]+)?")
+        used = {found[1] or "" for name in self._known.names(start) if (found := form.fullmatch(name))}
+        suffixes = itertools.chain([""], (f"+{number}" for number in itertools.count(1)))
+        return next(suffix for suffix in suffixes if suffix not in used)
+
+    def _new_suffix(self, has_effects: Callable[[], bool]) -> str:
+        """Return the suffix of a trajectory that begins without the journal of its state."""
+        return self._token if self._token is not None and has_effects() else ""
 
     @staticmethod
     def _unused_suffix(key: str, journal: EffectJournal) -> str:

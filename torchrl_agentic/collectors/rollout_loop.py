@@ -343,6 +343,7 @@ class RolloutLoop:
                         continue
                     await self._until(self._may_begin)
                     self._begin_group(number, label, row, start)
+                    await asyncio.sleep(0)  # rows that are all dropped let others run
             if self._resumption.groups:
                 missing = self._resumption.groups[0]
                 raise ValueError(
@@ -417,7 +418,6 @@ class RolloutLoop:
             group.branches = {index: Branch(index, branching.n_leaves) for index in range(size)}
         self._waiting.extend((group, index) for index in range(size))
         self._changed.set()
-        self._changed.set()
 
     def _new_cache(self) -> CallCache | None:
         """Return an empty cache for the calls of a group, or None if groups have none."""
@@ -459,6 +459,7 @@ class RolloutLoop:
                 group.running[index] = task
                 self._trajectories.add(task)
                 task.add_done_callback(self._trajectories.discard)
+                task.add_done_callback(self._check_end)
                 # A task that is cancelled before its first step never runs its own cleanup.
                 task.add_done_callback(lambda _, slot=slot: slot.leave())
                 if (branch := group.branches.get(index)) is not None:
@@ -466,17 +467,29 @@ class RolloutLoop:
             self._changed.set()
             await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
 
+    def _check_end(self, task: asyncio.Task[None]) -> None:
+        """End the collector if `_run` itself raised: its group would never be whole."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
     async def _run(self, group: Group, index: int, slot: Slot) -> None:
         """Run one trajectory of a group, and decide what follows from its end."""
         branch = group.branches.get(index)
         session = None if branch is None else branch.take_session()
         saved = group.saved.pop(index, None)
         attempt = group.attempts if saved is None else saved.attempt
-        key = self._name(group, index, attempt) if session is None else session.trajectory
-        state: TrajectoryState | None = None if branch is None else branch.state
-        suffix = ""
+        key = self._key(group, index, attempt)
+        state: TrajectoryState | None = None
         if branch is None:
             suffix, state = self._resumption.start(key, saved, lambda: self._may_have_effects(group.task))
+        else:
+            if not branch.forks:
+                branch.suffix = self._resumption.start_tree(
+                    *self._tree_names(group, branch.index), lambda: self._may_have_effects(group.task)
+                )
+            suffix, state = branch.suffix, branch.state
+            if session is not None:  # named at the fork
+                key = session.trajectory.removesuffix(suffix)
         name = f"{key}{suffix}"
         self._stats.trajectory_began(name, str(group.number))
         observer = _Observer(self._stats, slot, self._changed.set)
@@ -551,14 +564,19 @@ class RolloutLoop:
         allowed = None if dispatcher.tool_selection is not None else _usable(task)
         return may_have_effects(dispatcher.bound.values(), allowed)
 
-    def _name(self, group: Group, number: int, attempt: int, path: str | None = None) -> str:
-        """Return the name of a trajectory: its place in its group and in its tree, and the attempt."""
+    def _key(self, group: Group, number: int, attempt: int, path: str | None = None) -> str:
+        """Return the key of a trajectory: its place in its group and in its tree, and the attempt."""
         branch = group.branches.get(number)
         if branch is not None:
             number, path = branch.index, branch.path if path is None else path
-        place = f"{number}/{path}" if path else str(number)
+        start, end = self._tree_names(group, number)
+        place = f"/{path}" if path else ""
         mark = f"~{attempt}" if attempt else ""
-        return f"{group.task.name}/{group.label}.{place}{mark}@{self._prefix}"
+        return f"{start}{place}{mark}{end}"
+
+    def _tree_names(self, group: Group, index: int) -> tuple[str, str]:
+        """Return what the keys of a tree begin with, and what they end with."""
+        return f"{group.task.name}/{group.label}.{index}", f"@{self._prefix}"
 
     def _forking(self, group: Group, branch: Branch | None) -> Forking | None:
         """Return what lets a trajectory fork; None if trajectories never do."""
@@ -580,7 +598,7 @@ class RolloutLoop:
         return Forking(
             self._options.branching,
             branch,
-            name_of=lambda path: self._name(group, index, group.attempts, path),
+            name_of=lambda path: f"{self._key(group, index, group.attempts, path)}{branch.suffix}",
             begin=begin,
         )
 
