@@ -104,7 +104,9 @@ def _check(task: Task) -> None:
         if not isinstance(cast("object", message), Mapping) or not {"role", "content"} <= set(message):
             raise ValueError(f"task {task.name!r}: a message has a role and a content; got {message!r}")
         content = cast("object", message["content"])
-        if content is not None and (isinstance(content, Mapping | bytes) or not isinstance(content, str | Sequence)):
+        if content is not None and (
+            isinstance(content, Mapping | bytes) or not isinstance(content, str | Sequence)
+        ):
             raise ValueError(
                 f"task {task.name!r}: the content of a message is a text or a list of parts; got {content!r}"
             )
