@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import io
 import threading
 
 import pytest
@@ -19,26 +20,31 @@ from helpers.collector_worlds import (
     run_schedules,
     tokenizer,
 )
+from helpers.vision_processors import qwen
 from helpers.worker_tools import HeldTool, PlainTool, SharedTool, WritingTool
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torchrl.envs import Compose
 
 from torchrl_agentic import (
     EndTrajectory,
+    ImagePart,
     RateLimiter,
     Recorder,
     RecordTransform,
     Task,
     ToolCompose,
+    ToolResult,
     read_records,
     tool,
 )
 from torchrl_agentic.collectors import AgentCollector, Branching, CollectorError
+from torchrl_agentic.collectors.remote_run import STOP_LIMIT_S
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.workers import choose_worker, may_continue
 from torchrl_agentic.dispatch.session import SessionCounts
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Sampled, ScriptedEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.testing import InProcessWorkers, run_skipping
 
@@ -160,6 +166,132 @@ def test_a_trajectory_whose_tool_ran_goes_on_only_if_that_has_no_effect(kind):
         assert set(look.ran.values()) == {1}
     assert figures["failures"] == {}
     assert look.is_all_closed
+
+
+def picture(color):
+    data = io.BytesIO()
+    Image.new("RGB", (56, 56), color).save(data, "png")
+    return ImagePart(data.getvalue(), "image/png")
+
+
+class Look(PlainTool):
+    """Shows a picture; the second call waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.input_schema = {"type": "object", "properties": {}}
+        self.n_calls = 0
+
+    async def run(self, args, ctx):
+        self.n_calls += 1
+        if self.n_calls == 2:
+            self.arrived.set()
+            await self.gate.wait()
+        return ToolResult((picture("red"),))
+
+
+class Seeing(ScriptedEngine):
+    """Counts the images that it gets, and their placeholders; asks for two pictures."""
+
+    takes_media = True
+
+    def __init__(self, processor):
+        self.pad = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+        super().__init__(lambda key, turn, ids: call if self.count(ids) < 2 else "done", processor.tokenizer)
+        self.seen = []
+
+    def count(self, ids):
+        """Return the number of images in a prompt; 56 pixels are 4 patches of 28 x 28."""
+        return list(ids).count(self.pad) // 4
+
+    async def sample(self, ids, *, max_tokens, key, on_ids=None, media=None):
+        self.seen.append((self.count(ids), len((media or {}).get("image", []))))
+        return await super().sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+
+
+def test_an_engine_gets_each_image_once_though_the_worker_dies():
+    async def main():
+        processor, look, workers = qwen("qwen2_5_vl"), Look(), InProcessWorkers(1)
+        engine = Seeing(processor)
+        collector = AgentCollector(
+            ToolCompose([look], media=True),
+            engine=engine,
+            tokenizer=processor.tokenizer,
+            tokenizer_options={"processor": processor},
+            tasks=[Task("t", [{"role": "user", "content": "Look."}])],
+            workers=workers,
+            max_staleness=None,
+        )
+        batches = asyncio.create_task(drained(collector))
+        await look.arrived.wait()
+        await workers.lose(0)
+        await batches
+        return engine.seen, collector.stats.snapshot()
+
+    seen, figures = run_skipping(main())
+    assert figures["events"] == {"moved": 1}
+    assert [n_images for _, n_images in seen] == [n_pads for n_pads, _ in seen]
+    assert seen[-1] == (2, 2)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["timeout", "shutdown"])
+def test_a_worker_that_freezes_is_replaced_when_a_trajectory_on_it_is_cancelled(ends):
+    async def main():
+        seen, workers = asyncio.Event(), InProcessWorkers(1)
+
+        async def act(key):
+            seen.set()
+            await asyncio.sleep(1)
+
+        collector = collector_of(
+            WildEngine(looks(2)),
+            tools=[SharedTool(act)],
+            tasks=2,
+            name="x",
+            workers=workers,
+            trajectory_timeout=10.0,
+        )
+        batches = asyncio.create_task(drained(collector))
+        await seen.wait()
+        await workers.freeze(0)
+        async with asyncio.timeout(10 + 3 * STOP_LIMIT_S):
+            if ends:
+                await collector.aclose()
+            return rows_of(await batches), collector.stats.snapshot(), workers.started
+
+    rows, figures, started = run_skipping(main())
+    if not ends:
+        assert len(rows) == 2
+        assert set(figures["failures"]) == {"timeout"}
+        assert started == 2
+
+
+def test_a_trajectory_may_take_long_to_close_while_others_report():
+    async def main():
+        workers = InProcessWorkers(1)
+
+        async def act(key):
+            if not key.startswith("t0/0.0@"):
+                await asyncio.sleep(1)
+                return
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(2 * STOP_LIMIT_S)
+
+        collector = collector_of(
+            WildEngine(looks(2)),
+            tools=[SharedTool(act)],
+            tasks=200,
+            name="x",
+            workers=workers,
+            trajectory_timeout=10.0,
+            max_in_flight=2,
+        )
+        return len(rows_of(await drained(collector))), collector.stats.snapshot()["events"], workers.started
+
+    assert run_skipping(main()) == (200, {"replaced": 1}, 1)
 
 
 def test_a_trajectory_that_ends_its_workers_again_and_again_fails():

@@ -39,15 +39,20 @@ from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms.conversation import StoredMessage
 
+STOP_LIMIT_S = 30.0
+"""Seconds that a worker may send nothing while a cancelled trajectory is open there; it is ended then."""
+
 
 class Place(Protocol):
     """A trajectory's place on a worker.
 
     Attributes:
         clock_offset: Seconds that the clock of this process is ahead of the worker's.
+        heard_at: Time of the event loop at which the worker sent its last batch.
     """
 
     clock_offset: float
+    heard_at: float
 
     def post(self, message: ToWorker) -> None:
         """Send a message with the next batch."""
@@ -55,6 +60,10 @@ class Place(Protocol):
 
     def leave(self, run: RemoteRun) -> None:
         """Free the place of a trajectory."""
+        ...
+
+    def give_up(self, error: WorkerLost) -> None:
+        """End the worker; another one takes its place."""
         ...
 
 
@@ -197,6 +206,7 @@ class RemoteRun:
                 if self._is_in_turn and self._ledger is not None:  # the answer whose turn was lost
                     self._ledger = self._ledger.copy(self._n_tokens)
                 self._is_in_turn = False
+                self._media = {}  # the next worker sends all of them
                 self._next = self._loop.create_future()
             finally:
                 self._place.leave(self)
@@ -226,8 +236,12 @@ class RemoteRun:
             raise
 
     async def _stop(self, place: Place) -> None:
-        """End the trajectory on its worker, and wait until everything is closed there."""
+        """End the trajectory on its worker, and wait until everything is closed there.
+
+        A worker that sends nothing for `STOP_LIMIT_S` is ended.
+        """
         place.post(Cancel(self.name))
+        began = self._loop.time()
         while True:
             if self._next.done() and not self._next.cancelled():
                 error = self._next.exception()
@@ -235,7 +249,11 @@ class RemoteRun:
                     return
             if self._next.done():
                 self._next = self._loop.create_future()
-            await asyncio.wait((self._next,))
+            left = max(began, place.heard_at) + STOP_LIMIT_S - self._loop.time()
+            if left <= 0:
+                place.give_up(WorkerLost(f"it sent nothing for {STOP_LIMIT_S:g} s after a cancellation"))
+                return
+            await asyncio.wait((self._next,), timeout=left)
 
     def take(self, message: FromWorker) -> None:
         """Take a message of the worker."""

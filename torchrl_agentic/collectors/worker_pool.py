@@ -40,6 +40,8 @@ class _Worker:
         self.groups: Counter[int | None] = Counter()
         self.link: WorkerLink | None = None
         self.clock_offset = math.inf
+        self.heard_at = -math.inf
+        self._given_up: asyncio.Future[WorkerLost] = self._loop.create_future()
         self._outbox: list[ToWorker] = []
         self._filled = asyncio.Event()
         self._deaths = 0  # in a row
@@ -64,6 +66,11 @@ class _Worker:
         if self.link is not None:
             self._outbox.append(message)
             self._filled.set()
+
+    def give_up(self, error: WorkerLost) -> None:
+        """End the worker, which has frozen, as if it had died."""
+        if not self._given_up.done():
+            self._given_up.set_result(error)
 
     async def _serve(self) -> None:
         """Start the worker, and again whenever it dies."""
@@ -91,12 +98,15 @@ class _Worker:
     async def _live(self) -> None:
         """Start the worker, and exchange messages with it until it dies."""
         link = await self._pool.start(self.number)
-        self.link, self.clock_offset = link, math.inf
+        self.link, self.clock_offset, self.heard_at = link, math.inf, self._loop.time()
+        given_up = self._given_up = self._loop.create_future()
         self._pool.changed()
         sending = self._loop.create_task(self._send(link))
         receiving = self._loop.create_task(self._receive(link))
         try:
-            await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, receiving, given_up), return_when=asyncio.FIRST_COMPLETED)
+            if given_up.done():
+                raise given_up.result()
             for task in (sending, receiving):
                 if task.done():
                     task.result()
@@ -124,6 +134,7 @@ class _Worker:
     async def _receive(self, link: WorkerLink) -> None:
         while True:
             sent_at, messages = unpack(await link.receive())
+            self.heard_at = self._loop.time()
             # The clocks differ by the least difference that was seen, since messages take time to arrive.
             self.clock_offset = min(self.clock_offset, self._loop.time() - sent_at)
             for message in messages:

@@ -13,7 +13,8 @@ class InProcessWorkers(Workers):
     """Workers that share the process and the event loop of their collector.
 
     Everything else is as with `RayWorkers`: transforms are pickled once and unpickled in each worker, and
-    trajectories exchange batches of bytes with the collector. `lose` ends a worker like a process that dies.
+    trajectories exchange batches of bytes with the collector. `lose` ends a worker like a process that dies,
+    `freeze` stops it like a process that hangs.
 
     Args:
         count: Number of workers.
@@ -56,14 +57,27 @@ class InProcessWorkers(Workers):
         if tasks:
             await asyncio.wait(tasks)
 
+    async def freeze(self, number: int) -> None:
+        """Stop a worker: it takes and sends nothing any more, until the collector ends it.
+
+        Args:
+            number: Number of the worker.
+        """
+        self._links[number].freeze()
+        tasks = self.hosts.pop(number).abandon()
+        if tasks:
+            await asyncio.wait(tasks)
+
 
 class _Link(WorkerLink):
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_frozen = False
 
     async def send(self, batch: bytes) -> None:
         await asyncio.sleep(0)
+        await self._thaw()
         self._check()
         self._host.deliver(batch)
 
@@ -71,6 +85,7 @@ class _Link(WorkerLink):
         collecting = asyncio.ensure_future(self._host.collect())
         try:
             await asyncio.wait((collecting, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            await self._thaw()
             self._check()
             return collecting.result()
         finally:
@@ -82,6 +97,14 @@ class _Link(WorkerLink):
 
     def kill(self) -> None:
         self.lose()
+
+    def freeze(self) -> None:
+        self._is_frozen = True
+
+    async def _thaw(self) -> None:
+        """Wait for the end of a frozen worker."""
+        if self._is_frozen:
+            await asyncio.wait((self._lost,))
 
     def lose(self) -> None:
         if not self._lost.done():
