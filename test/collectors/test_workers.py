@@ -125,7 +125,7 @@ def test_everything_is_accounted_for_on_random_schedules(loses):
 
 def test_a_trajectory_at_the_engine_goes_on_elsewhere_with_its_answer():
     async def main():
-        engine, look, workers = PromptEngine(2), PlainTool(), InProcessWorkers(2)
+        engine, look, workers = PromptEngine(2), PlainTool(), InProcessWorkers(1)
         look.gate.set()
         collector = collector_of(engine, tools=[look], tasks=1, name="x", workers=workers)
         batches = asyncio.create_task(drained(collector))
@@ -146,7 +146,7 @@ def test_a_trajectory_at_the_engine_goes_on_elsewhere_with_its_answer():
 @pytest.mark.parametrize("kind", [HeldTool, PlainTool, WritingTool], ids=lambda kind: kind.__name__)
 def test_a_trajectory_whose_tool_ran_goes_on_only_if_that_has_no_effect(kind):
     async def main():
-        engine, look, workers = PromptEngine(2), kind(), InProcessWorkers(2)
+        engine, look, workers = PromptEngine(2), kind(), InProcessWorkers(1)
         engine.gate.set()
         collector = collector_of(engine, tools=[look], tasks=1, name="x", workers=workers)
         batches = asyncio.create_task(drained(collector))

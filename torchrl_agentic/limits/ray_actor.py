@@ -11,6 +11,8 @@ from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer
 
 NAMESPACE = "torchrl_agentic"
 START_S = 60.0
+"""Seconds that the process of the actor may take to start, also on another node."""
+RETRY_S = 0.2
 
 
 def is_initialised() -> bool:
@@ -74,23 +76,37 @@ class RayTransport:
         ray = self._ray
         if not ray.is_initialized():  # otherwise the next lines would start a cluster
             raise ConnectionError("Ray has been shut down")
-        try:
-            if self._actor is None:
-                options = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
-                remote = ray.remote(LeaseActor).options(get_if_exists=True, max_restarts=-1, **options)
-                self._actor = remote.remote()
-                if not self._has_answered:  # the actor's process has to start; later answers come fast
-                    timeout = max(timeout, START_S)
-            # Kept until the next request: Ray aborts a process that drops a reference while Ray shuts down.
-            self._asked = self._actor.sync.remote(request)
-            answer = self._get(self._asked, timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"the lease actor {self._name!r} did not answer in {timeout:g} s") from None
-        except (Exception, SystemExit) as error:
-            # RayError and ValueError if the actor has moved or ended, a plain Exception if it belongs to an
-            # earlier cluster, SystemExit in a thread that waits for it while Ray shuts down.
-            self._actor = None
-            raise ConnectionError(f"the lease actor {self._name!r} cannot be reached: {error!r}") from error
+        if not self._has_answered:  # the actor's process has to start; later answers come fast
+            timeout = max(timeout, START_S)
+        began = time.monotonic()
+        while True:
+            try:
+                return self._ask(request, timeout)
+            except ray.exceptions.GetTimeoutError:
+                raise TimeoutError(
+                    f"the lease actor {self._name!r} did not answer in {timeout:g} s"
+                ) from None
+            except LimitsDiffer:
+                raise
+            except (Exception, SystemExit) as error:
+                # RayError and ValueError if the actor has moved or ended, a plain Exception if it belongs to
+                # an earlier cluster, SystemExit in a thread that waits for it while Ray shuts down.
+                is_starting = isinstance(error, ray.exceptions.ActorUnavailableError)
+                if is_starting and not self._has_answered and time.monotonic() < began + START_S:
+                    time.sleep(RETRY_S)  # its node has died, and Ray starts it on another one
+                    continue
+                self._actor = None
+                what = f"the lease actor {self._name!r} cannot be reached: {error!r}"
+                raise ConnectionError(what) from error
+
+    def _ask(self, request: LeaseRequest, timeout: float) -> Lease:
+        if self._actor is None:
+            options = {"name": self._name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+            remote = self._ray.remote(LeaseActor).options(get_if_exists=True, max_restarts=-1, **options)
+            self._actor = remote.remote()
+        # Kept until the next request: Ray aborts a process that drops a reference while Ray shuts down.
+        self._asked = self._actor.sync.remote(request)
+        answer = self._get(self._asked, timeout=timeout)
         self._has_answered = True
         if isinstance(answer, LimitsDiffer):
             raise answer
