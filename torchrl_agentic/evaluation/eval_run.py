@@ -244,7 +244,7 @@ class EvalRun:
 
     @property
     def _metered_usage(self) -> Usage:
-        """What engines that count by themselves have used in this program."""
+        """Usage in this program of the engines that count by themselves."""
         return _sum(Usage(), *(_sum(one.usage, _negative(base)) for one, base in self._meters))
 
     def _check_limits(self) -> None:
