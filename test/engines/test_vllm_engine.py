@@ -375,22 +375,6 @@ def test_another_event_loop_is_refused(first, llm):
 
 
 @on_loop
-async def test_a_dead_engine_is_an_infrastructure_error(llm):
-    """The last test of this file: it ends vLLM."""
-    engine = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG)
-    task, began = begin(engine, PROMPTS[0])
-    await began.wait()
-    llm.engine_core.shutdown()
-    with pytest.raises(InfrastructureError, match="EngineDeadError"):
-        await task
-    with pytest.raises(InfrastructureError, match="EngineDeadError"):
-        await engine.sample(PROMPTS[0], max_tokens=8, key="b")
-    with pytest.raises(InfrastructureError):
-        await engine.update(None)
-    await engine.close()
-
-
-@on_loop
 async def test_the_pressure_follows_the_requests_that_run(first):
     before = await first.pressure()  # of the last step, in which requests of other tests may have run
     started, release = asyncio.Event(), asyncio.Event()
@@ -417,3 +401,19 @@ async def test_the_pressure_follows_the_requests_that_run(first):
     assert all(each.preempted == before.preempted for each in seen)
     again = VLLMEngine(first.llm, tokenizer=TOKENIZER)
     assert await again.pressure() == await first.pressure(), "engines over one AsyncLLM share its statistics"
+
+
+@on_loop
+async def test_a_dead_engine_is_an_infrastructure_error(llm):
+    """The last test of this file: it ends vLLM."""
+    engine = VLLMEngine(llm, tokenizer=TOKENIZER, **LONG)
+    task, began = begin(engine, PROMPTS[0])
+    await began.wait()
+    llm.engine_core.shutdown()
+    with pytest.raises(InfrastructureError, match="EngineDeadError"):
+        await task
+    with pytest.raises(InfrastructureError, match="EngineDeadError"):
+        await engine.sample(PROMPTS[0], max_tokens=8, key="b")
+    with pytest.raises(InfrastructureError):
+        await engine.update(None)
+    await engine.close()
