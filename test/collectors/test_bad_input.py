@@ -38,7 +38,7 @@ def run(engine=None, **more):
     [
         3, {}, {"query": None}, {"messages": []}, {"messages": [{"role": "user"}]},
         {"messages": [{"role": "user", "content": 3}]}, {"messages": [{"role": "user", "content": b"hi"}]},
-        Task("t", [{"role": "user", "content": "hi"}], data={3: "a column"}),  # pyright: ignore
+        Task("t", [{"role": "user", "content": "hi"}], data={3: "a column"}),
     ],
     ids=str,
 )  # fmt: skip
