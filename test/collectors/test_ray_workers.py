@@ -189,7 +189,8 @@ def test_no_worker_is_left_however_its_program_ends(cluster, tmp_path, how):
     with program:
         try:
             assert program.stdout is not None
-            assert program.stdout.readline() == "begun\n", program.stderr.read()
+            # Ray prints what happens to other nodes on the same stream.
+            assert "begun\n" in iter(program.stdout.readline, ""), program.stderr.read()
             if how in ("interrupt", "kill"):
                 program.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
             pids = [int(file.stem) for file in tmp_path.glob("*.stuck")]
