@@ -39,7 +39,7 @@ from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplaceme
 from torchrl.envs import Compose, InitTracker
 from torchrl.envs.llm import DatasetChatEnv
 from torchrl.objectives.llm import GRPOLoss
-from torchrl.record.loggers import CSVLogger, get_logger
+from torchrl.record.loggers import CSVLogger
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_constant_schedule_with_warmup
 
 from torchrl_agentic import PythonTool, Recorder, ToolCompose, agent_policy, evaluate, training_policy
@@ -57,6 +57,7 @@ from torchrl_agentic.rollout import (
     group_batches,
     load_tasks,
     log_metrics,
+    open_logger,
 )
 from torchrl_agentic.rollout.tiny_model import TINY
 from torchrl_agentic.transforms import AnswerRewardTransform, EndTrajectory, RecordTransform, TurnTokenizer
@@ -112,7 +113,7 @@ class Settings(pydantic.BaseModel):
     evaluate_tasks: PositiveInt = 128
     save_every: PositiveInt = 10
     keep: PositiveInt = 2  # checkpoints
-    logger: Literal["", "tensorboard", "wandb", "mlflow"] = ""  # besides CSV files
+    logger: Literal["", "tensorboard", "wandb"] = ""  # besides CSV files
     seed: int = 0
 
 
@@ -300,8 +301,8 @@ def train(settings: Settings, *, resume: bool) -> None:
         loggers: list[Any] = []
         if RANK == 0:
             discard_steps(settings.out, start)
-            name, parent = settings.out.name, str(settings.out.parent)
-            loggers = [CSVLogger(name, parent), get_logger(settings.logger, str(settings.out), name)]
+            loggers = [CSVLogger(settings.out.name, str(settings.out.parent))]
+            loggers += [open_logger(settings.logger, settings.out, start=start)]
         if start:
             checkpoints.load(parts)
             engine.version = start - 1

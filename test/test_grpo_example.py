@@ -7,8 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from torchrl_agentic.collectors.timeline import read_timelines
+from torchrl_agentic.records import read_groups
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -71,6 +76,23 @@ def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
     assert any(not torch.equal(weights[0][name], initial[name]) for name in initial)
     steps = {path.name for path in (tmp_path / "killed" / "trajectories").glob("[0-9]*.jsonl")}
     assert steps >= {"0.jsonl", "1.jsonl", "2.jsonl"}
+
+
+def test_batches_ahead_survive_a_resume_and_tensorboard_shows_each_step_once(tmp_path: Path):
+    words = [*SMALL, "staleness=2", "logger=tensorboard", "evaluate_every=3"]
+    ended(start(tmp_path, *words, "steps=2", "save_every=1"))
+    ended(start(tmp_path, *words, "steps=4", "--resume"))
+    shown = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
+    logged = curves(tmp_path)["reward/mean"]
+    assert [one.step for one in shown] == [step for step, _ in logged] == [0, 1, 2, 3]
+    assert [one.value for one in shown] == pytest.approx([value for _, value in logged])
+    assert max(age for _, age in curves(tmp_path)["age/max"]) <= 2
+    batches = list(read_timelines(tmp_path / "trajectories"))
+    assert [batch.number for batch in batches] == [0, 1, 2, 3]
+    names = [row.name for batch in batches for row in batch.rows]
+    assert len(set(names)) == len(names) == 4 * 2 * 4
+    groups = list(read_groups(tmp_path / "trajectories"))
+    assert sorted(one.name for group in groups for one in group.members) == sorted(names)
 
 
 def test_it_trains_over_the_collector_of_torchrl(tmp_path: Path):

@@ -15,6 +15,7 @@ import pytest
 import ray
 from helpers.collector_worlds import WildEngine, looks, rows_of, tokenizer
 from helpers.limiter_process import most_at_once
+from ray.util import list_named_actors
 
 from torchrl_agentic import RateLimiter, Task, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, CollectorError, RayWorkers
@@ -133,7 +134,7 @@ def test_a_node_that_is_removed_loses_only_the_turns_that_ran_there(cluster, tmp
     assert {key.partition("#")[0] for key in keys} >= kept
     assert len(list(tmp_path.glob("*.keys"))) >= 2
     assert most_at_once(sorted(tmp_path.glob("*.log"))) <= 4
-
+    assert not [actor for actor in list_named_actors(all_namespaces=True) if "limiter:" in actor["name"]]
     ended_within(30, [int(file.stem) for file in tmp_path.glob("*.keys")])
 
 

@@ -2,9 +2,8 @@
 
 import torch
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
-from torchrl.record.loggers import CSVLogger
 
-from torchrl_agentic.rollout import average_metrics, batch_metrics, log_metrics
+from torchrl_agentic.rollout import average_metrics, batch_metrics
 
 
 def test_metrics_are_means_over_the_trajectories_of_a_batch():
@@ -52,14 +51,3 @@ def test_scalars_of_several_processes_are_merged_by_what_they_mean(monkeypatch):
         "ended/stop_tool": 0.5,
         "score/style": 0.5,
     }
-
-
-def test_a_logger_on_a_full_disk_is_skipped_and_named(tmp_path, caplog):
-    class Full(CSVLogger):
-        def log_metrics(self, metrics, step=None, **options):
-            raise OSError(28, "No space left on device")
-
-    full, whole = Full("full", str(tmp_path)), CSVLogger("whole", str(tmp_path))
-    log_metrics([full, None, whole], {"reward": 0.5}, 3)
-    assert (tmp_path / "whole" / "scalars" / "reward.csv").read_text().startswith("3,0.5")
-    assert "no scalars of step 3: [Errno 28] No space left" in caplog.text

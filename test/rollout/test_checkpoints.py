@@ -13,6 +13,12 @@ import torch
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_groups
+from torchrl_agentic.collectors.timeline import (
+    BatchTimeline,
+    TimelineRow,
+    TimelineWriter,
+    read_timelines,
+)
 from torchrl_agentic.rollout import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 
 
@@ -205,7 +211,15 @@ def test_steps_that_a_resumed_run_repeats_are_discarded(tmp_path):
             recorder.step = step
             recorder.group_left(GroupRecord(step, "t", step, step, (GroupMember(f"t{step}", 1.0, 0.5),)))
             recorder.weights_updated()
+    timelines = TimelineWriter.beside(recorder)
+    timelines.path.unlink()
+    for step in range(4):
+        timelines.write(BatchTimeline(step, 0.0, 1.0, rows=[TimelineRow(f"t{step}", "t", 0.0, 1.0)]))
+    timelines.close()
+    with timelines.path.open("a") as file:
+        file.write('{"batch": 4')
     discard_steps(tmp_path, 2)
+    assert [batch.number for batch in read_timelines(trajectories)] == [0, 1]
     assert (scalars / "mean.csv").read_text() == "0,0.5\n1,0.25\n"
     assert (scalars / "cut.csv").read_text() == "0,0.5\n"
     kept = ["0.jsonl", "groups.jsonl", "timeline.jsonl"]

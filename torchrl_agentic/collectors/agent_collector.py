@@ -342,11 +342,12 @@ class AgentCollector(BaseCollector):
             workers.check()
             encoder_of = tokenizer if takes_tokens else None
             context_length: int | None = getattr(engine, "context_length", None)
+            self._workers_name = uuid.uuid4().hex
             self._worker_spec = workers.pack(
                 WorkerSpec(
                     transforms, encoder_of, max_turns, options, max_new_tokens, speculate, context_length
                 ),
-                uuid.uuid4().hex,
+                self._workers_name,
             )
             # Exit handlers run last to first: ours must run before Ray's, which ends the workers at once.
             atexit.unregister(_close_at_exit)
@@ -398,7 +399,8 @@ class AgentCollector(BaseCollector):
             self._version_base = saved.version - self.engine.version
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
         permits = self._permits()
-        self.stats.begin(loop.time, capacity=self._capacity, permits=permits)
+        first_batch = 0 if saved is None else saved.version  # with an update per batch
+        self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=first_batch)
         encoder = self._agent.encoder
         requests = Requests(
             self.engine,
@@ -442,7 +444,7 @@ class AgentCollector(BaseCollector):
 
         has_effects = may_have_effects(self._agent.dispatcher.bound.values(), None)
         shared = Shared(self._agent, requests, self._options.reward, has_effects, self.stats.count)
-        return WorkerPool(self._workers, self._worker_spec, shared)
+        return WorkerPool(self._workers, self._worker_spec, shared, name=self._workers_name)
 
     def _permits(self) -> RequestPermits | None:
         """Return what holds requests back, if the engine says how full it is."""

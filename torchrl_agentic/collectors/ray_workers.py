@@ -101,6 +101,16 @@ class RayWorkers(Workers):
 
         return pickle_for_workers(spec, name, over="ray")
 
+    def release(self, name: str) -> None:
+        """End the actors that hold the limits of the workers.
+
+        Args:
+            name: Name of the collector.
+        """
+        from torchrl_agentic.limits.ray_actor import end_leases
+
+        end_leases(f"{name}:")
+
     async def start(self, number: int, spec: bytes) -> WorkerLink:
         """Start an actor, and wait until it has created its tools.
 

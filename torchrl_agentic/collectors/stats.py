@@ -205,6 +205,7 @@ class CollectorStats:
         self._ages: deque[Counter[int]] = deque(maxlen=_BATCHES)
         self._kept, self._cancelled = _Mean(), _Mean()
         self._n_began = self._n_ended = self._n_batches = self._n_groups = self._n_trained = 0
+        self._first_batch = 0
         self._version = 0
 
     def begin(
@@ -213,6 +214,7 @@ class CollectorStats:
         *,
         capacity: Capacity | None = None,
         permits: RequestPermits | None = None,
+        first_batch: int = 0,
     ) -> None:
         """Begin to count time, by another clock.
 
@@ -220,9 +222,11 @@ class CollectorStats:
             clock: Function that returns the time in seconds.
             capacity: Bounds the number of trajectories in flight; None: nothing is shown of it.
             permits: Holds requests back while the KV cache of the engine is full, or None.
+            first_batch: Number of the first batch in the timelines.
         """
         with self._lock:
             self._capacity, self._permits = capacity, permits
+            self._first_batch = first_batch
             self._clock = clock
             self._start = clock()
             self._engine = _EngineUse(self._start)
@@ -412,7 +416,7 @@ class CollectorStats:
                 start = min([row.began for row in rows], default=now)
                 self._timeline.write(
                     BatchTimeline(
-                        self._n_batches - 1,
+                        self._first_batch + self._n_batches - 1,
                         start,
                         now,
                         began,

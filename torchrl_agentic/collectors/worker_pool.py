@@ -174,10 +174,11 @@ class WorkerPool:
         workers: How workers are started, and how many.
         spec: What workers create their agents from, pickled.
         shared: What the trajectories share on this side.
+        name: Name under which the workers were packed.
     """
 
-    def __init__(self, workers: Workers, spec: bytes, shared: Shared) -> None:
-        self._workers, self._spec, self._shared = workers, spec, shared
+    def __init__(self, workers: Workers, spec: bytes, shared: Shared, *, name: str) -> None:
+        self._workers, self._spec, self._shared, self._name = workers, spec, shared, name
         self._all: list[_Worker] = []
         self._waiting: list[asyncio.Future[None]] = []
         self._error: Exception | None = None
@@ -279,3 +280,5 @@ class WorkerPool:
         workers, self._all = self._all, []
         await asyncio.gather(*(worker.close() for worker in workers))
         self.changed()
+        if workers:
+            await asyncio.to_thread(self._workers.release, self._name)

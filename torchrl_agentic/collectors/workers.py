@@ -136,6 +136,13 @@ class Workers(ABC):
 
         return pickle_for_workers(spec, name, over="machine")
 
+    def release(self, name: str) -> None:  # noqa: B027  most have nothing to free
+        """Free what the workers of a collector shared, after they have ended; called on a thread.
+
+        Args:
+            name: Name of the collector, as `pack` got it.
+        """
+
     @abstractmethod
     async def start(self, number: int, spec: bytes) -> WorkerLink:
         """Start a worker, and wait until it is ready.

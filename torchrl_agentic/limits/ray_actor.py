@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
 NAMESPACE = "torchrl_agentic"
+_PREFIX = "limiter:"
 START_S = 60.0
 """Seconds that the process of the actor may take to start, also on another node."""
 RETRY_S = 0.2
@@ -19,6 +21,23 @@ def is_initialised() -> bool:
     """Return whether this process belongs to a Ray cluster, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
+
+
+def end_leases(prefix: str) -> None:
+    """End the lease actors of services that nobody uses any more.
+
+    Args:
+        prefix: What the names of the services begin with.
+    """
+    if not is_initialised():
+        return
+    import ray
+    from ray.util import list_named_actors
+
+    for actor in list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{_PREFIX}{prefix}"):
+            with contextlib.suppress(ValueError):  # it has ended
+                ray.kill(ray.get_actor(actor["name"], NAMESPACE), no_restart=True)
 
 
 class LeaseActor:
@@ -61,7 +80,7 @@ class RayTransport:
 
         self._ray: Any = ray
         self._get: Any = get
-        self._name = f"limiter:{name}"
+        self._name = f"{_PREFIX}{name}"
         self._actor: Any = None
         self._asked: Any = None
         self._has_answered = False

@@ -6,10 +6,11 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
 from torchrl_agentic.rewards.answers import answer_reward
 from torchrl_agentic.rollout.batch import group_batches, ledgers, trajectory_batch
-from torchrl_agentic.rollout.batch_metrics import average_metrics, batch_metrics, log_metrics
+from torchrl_agentic.rollout.batch_metrics import average_metrics, batch_metrics
 from torchrl_agentic.rollout.checkpoints import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 from torchrl_agentic.rollout.generate import media_of, rollout, tasks_of
 from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.rollout.loggers import log_metrics, open_logger
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, replay
 from torchrl_agentic.rollout.task_loader import TaskLoader
@@ -42,6 +43,7 @@ __all__ = [
     "load_tasks",
     "log_metrics",
     "media_of",
+    "open_logger",
     "replay",
     "rollout",
     "summarize",

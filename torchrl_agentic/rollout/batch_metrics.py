@@ -1,13 +1,12 @@
-"""`batch_metrics`: the scalars of a batch; `average_metrics`, over processes; `log_metrics`, to loggers."""
+"""`batch_metrics`: the scalars of a batch; `average_metrics`: their means over processes."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import distributed
 
 from torchrl_agentic.transforms import specs
 
-logger = logging.getLogger(__name__)
 _SUMS = ("turn", "n_calls", "n_errors", "n_infra", "tool_seconds", "token_drift")
 
 
@@ -86,23 +84,6 @@ def _merged(name: str, values: list[float], n_processes: int) -> float:
     if name.endswith("/max"):
         return max(values)
     return sum(values) / (n_processes if name.startswith("ended/") else len(values))
-
-
-def log_metrics(loggers: Iterable[Any], metrics: Mapping[str, float], step: int) -> None:
-    """Write scalars to loggers; one that fails with an OSError, such as a full disk, ends no training.
-
-    Args:
-        loggers: Loggers of TorchRL; None among them, as `get_logger("")` returns, is skipped.
-        metrics: Scalars by name.
-        step: Number of the step.
-    """
-    for one in loggers:
-        if one is None:
-            continue
-        try:
-            one.log_metrics(dict(metrics), step)
-        except OSError as error:
-            logger.error("%s has no scalars of step %d: %s", type(one).__name__, step, error)
 
 
 def _mean(values: list[float]) -> float:

@@ -23,8 +23,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from torchrl_agentic.collectors.timeline import BatchTimeline
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.records import GroupRecord, read_groups
+from torchrl_agentic.records.dump import TIMELINE
 from torchrl_agentic.records.group_record import GROUPS
 
 logger = logging.getLogger(__name__)
@@ -234,8 +236,9 @@ def discard_steps(folder: str | Path, first: int) -> None:
 
     Args:
         folder: Folder of the run: files named after their step, as `Recorder` writes them, are deleted, and
-            lines of CSV files that begin with the step, as TorchRL's `CSVLogger` writes them, and groups of
-            batches are removed, as are trajectories of earlier steps that had not left in a batch.
+            lines of CSV files that begin with the step, as TorchRL's `CSVLogger` writes them, and groups and
+            timelines of batches are removed, as are trajectories of earlier steps that had not left in a
+            batch. See `open_logger` for other loggers.
         first: The first step that is repeated.
     """
     for path in Path(folder).rglob("*.jsonl*"):
@@ -247,7 +250,9 @@ def discard_steps(folder: str | Path, first: int) -> None:
             one for one in read_groups(path.parent) if isinstance(one, GroupRecord) and one.step < first
         ]
         path.write_text("".join(f"{json.dumps(group.to_json())}\n" for group in groups), "utf-8")
-        _keep_members(path.parent, {(group.run, one.name) for group in groups for one in group.members})
+        members = {(group.run, one.name) for group in groups for one in group.members}
+        _keep_members(path.parent, members)
+        _keep_batches(path.parent / TIMELINE, members)
     for path in Path(folder).glob("**/scalars/**/*.csv"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if _is_row_before(line, first)), "utf-8")
@@ -266,6 +271,19 @@ def _keep_members(folder: Path, members: Collection[tuple[str, str]]) -> None:
             lines = path.read_text("utf-8").splitlines(keepends=True)
             kept = (line for line in lines if _origin(line) in members)
             path.write_text("".join(kept), "utf-8")
+
+
+def _keep_batches(path: Path, members: Collection[tuple[str, str]]) -> None:
+    """Remove the timelines of other batches than those that these trajectories left in."""
+    if not path.exists():
+        return
+    kept: list[str] = []
+    for line in path.read_text("utf-8").splitlines(keepends=True):
+        with contextlib.suppress(ValueError):  # the end of a file that was cut off, or another format
+            batch = BatchTimeline.from_json(json.loads(line))
+            if all((batch.run, row.name) in members for row in batch.rows):
+                kept.append(line)
+    path.write_text("".join(kept), "utf-8")
 
 
 def _origin(line: str) -> tuple[str, str]:
