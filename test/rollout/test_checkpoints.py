@@ -12,13 +12,13 @@ import pytest
 import torch
 from torchrl.checkpoint import GlobalRNGState
 
-from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_groups
 from torchrl_agentic.collectors.timeline import (
     BatchTimeline,
     TimelineRow,
     TimelineWriter,
     read_timelines,
 )
+from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_groups
 from torchrl_agentic.rollout import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 
 

@@ -1,7 +1,5 @@
 """Loggers continue the run that is resumed, and end no training."""
 
-import json
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchrl.record.loggers import CSVLogger
 

@@ -29,6 +29,7 @@ from torchrl_agentic.collectors.worker_messages import (
     Piece,
     Refuse,
     Reply,
+    Sealed,
     StartedEarly,
     ToWorker,
 )
@@ -145,7 +146,9 @@ class RemoteRun:
         self._messages: list[Mapping[str, Any]] = []
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
-        self._latest: TrajectoryState | None = None  # of the last turn, with the news of that turn only
+        self._latest: TrajectoryState | None = None  # of the last turn that was opened
+        self._sealed: list[Sealed[TrajectoryState]] = []  # of the turns behind it
+        self._n_turns = 0
         self._ledger: TokenLedger | None = None if shared.agent.encoder is None else TokenLedger()
         self._n_tokens = 0  # after the last turn
         self._chat: list[Mapping[str, Any]] = []
@@ -163,7 +166,8 @@ class RemoteRun:
         """Take over what another run has done."""
         self._began -= state.seconds
         turns = tuple(replace(turn, trajectory=self.name, row=self._index) for turn in state.turns)
-        self._take_state(replace(state, turns=turns))
+        self._take_state(replace(state, turns=turns, ledger=None))
+        self._n_turns = len(turns)
         if state.ledger is not None:
             self._ledger, self._n_tokens = state.ledger.copy(), len(state.ledger)
 
@@ -183,7 +187,7 @@ class RemoteRun:
         except BaseException:
             self._outcome.fail()
             raise
-        n_recorded = 0 if self._latest is None else self._latest.n_recorded
+        n_recorded = 0 if (latest := self._opened()) is None else latest.n_recorded
         self._outcome.finish(trajectory, n_recorded)
         return trajectory
 
@@ -199,7 +203,7 @@ class RemoteRun:
                 if self._engine_error is not None:
                     raise self._engine_error from error
                 if not may_continue(
-                    self._latest, is_in_turn=self._is_in_turn, has_effects=self._shared.has_effects
+                    self._opened(), is_in_turn=self._is_in_turn, has_effects=self._shared.has_effects
                 ):
                     raise TrajectoryLost(f"{self.name} ended with its worker: {error}") from error
                 self._shared.count("moved")
@@ -346,11 +350,14 @@ class RemoteRun:
     def _take_news(self, news: News) -> None:
         """Take over what the worker reports: turns, tokens and spans."""
         if news.state is not None:
-            self._take_state(news.state)
+            self._sealed.append(news.state)
+            self._n_turns += news.n_turns
             self._is_in_turn = False
+            if self._shared.agent.hook is not None:  # it records each turn when it has ended
+                self._opened()
         offset = 0.0 if self._place is None else self._place.clock_offset
         for span in news.spans:
-            self._add(replace(span, start=span.start + offset, stop=span.stop + offset))
+            self._add(span.shifted(offset))
         ledger = self._ledger
         if ledger is None:
             return
@@ -360,10 +367,17 @@ class RemoteRun:
         if self._held is None:
             self._n_tokens = len(ledger)
 
+    def _opened(self) -> TrajectoryState | None:
+        """Return the state after the last turn, whose messages and turns are only the newest; None before."""
+        sealed, self._sealed = self._sealed, []
+        for one in sealed:
+            self._take_state(one.open())
+        return self._latest
+
     def _take_state(self, news: TrajectoryState) -> None:
         self._messages += news.messages
         self._turns += news.turns
-        self._latest = replace(news, messages=(), turns=(), ledger=None)
+        self._latest = news
         for turn in news.turns:
             self._outcome.record(turn)
 
@@ -373,8 +387,8 @@ class RemoteRun:
         return self._loop.time()
 
     def _span(self, cause: Cause, start: float, *, tokens: int = 0, status: str = "") -> None:
-        stop, turn = self._loop.time(), len(self._turns)
-        self._add(Span(cause, start, stop, self.name, "", turn, self._version, tokens, status))
+        stop = self._loop.time()
+        self._add(Span(cause, start, stop, self.name, "", self._n_turns, self._version, tokens, status))
 
     def _add(self, span: Span) -> None:
         self._spans.append(span)
@@ -383,14 +397,15 @@ class RemoteRun:
 
     def state(self) -> TrajectoryState | None:
         """Return the trajectory as it was after the last turn that its worker reported; None before."""
-        if self._latest is None:
+        if (latest := self._opened()) is None:
             return None
         ledger = None if self._ledger is None else self._ledger.copy(self._n_tokens)
         messages, turns = tuple(self._messages), tuple(self._turns)
-        return replace(self._latest, messages=messages, turns=turns, ledger=ledger)
+        return replace(latest, messages=messages, turns=turns, ledger=ledger)
 
     def so_far(self) -> Trajectory:
         """Return what has happened in a trajectory that failed, without its tokens."""
+        self._opened()
         return Trajectory(
             self.name,
             self._task,
@@ -404,7 +419,7 @@ class RemoteRun:
         )
 
     def _finished(self, ended: Ended) -> Trajectory:
-        latest = self._latest
+        latest = self._opened()
         assert latest is not None
         encoder, ledger = self._shared.agent.encoder, self._ledger
         if encoder is not None and encoder.use_inference_chat_template:

@@ -168,8 +168,8 @@ class Requests:
             left = max_tokens - len(answer)
             ask = functools.partial(self._ask, writer.ids, left, key, heard, media)
             found = await self._with_retries(ask, key)
-            ids = self._checked(found, left)
-            writer.add_sampled(ids, found.log_probs, version=found.version)
+            ids, log_probs = self._checked(found, left)
+            writer.add_sampled(ids, log_probs, version=found.version)
             answer += ids
             if found.finish != "aborted":
                 return answer, found.finish
@@ -231,9 +231,10 @@ class Requests:
         """Make a request, count it while it is open, and raise errors that the protocol knows."""
         if self._stats is not None:
             self._stats.request_began()
-        holds = self._gate.request() if self._is_pushed and not self._drains else contextlib.nullcontext()
         try:
-            async with holds:
+            if not self._is_pushed:
+                return await ask()
+            async with contextlib.nullcontext() if self._drains else self._gate.request():
                 if self._failure is not None:
                     raise InfrastructureError(self._failure)
                 return await ask()
@@ -266,9 +267,11 @@ class Requests:
         if self._stats is not None:
             self._stats.count(event)
 
-    def _checked(self, found: Sampled, max_tokens: int) -> list[int]:
-        """Return the ids of an answer; raise WrongAnswer if it breaks the protocol of engines."""
-        ids, log_probs = _list_of(found.ids, Integral, "token ids"), found.log_probs
+    def _checked(self, found: Sampled, max_tokens: int) -> tuple[list[int], list[float] | None]:
+        """Return ids and log-probabilities; raise WrongAnswer if they break the protocol of engines."""
+        ids, log_probs = _list_of(found.ids, Integral, "token ids"), None
+        if found.log_probs is not None:
+            log_probs = _list_of(found.log_probs, Real, "log-probabilities")
         if len(ids) > max_tokens:
             raise WrongAnswer(
                 f"the engine sampled {len(ids)} tokens, but at most {max_tokens} were asked for"
@@ -283,9 +286,9 @@ class Requests:
                     "importance weights too",
                     type(self.engine).__name__,
                 )
-        elif len(_list_of(log_probs, Real, "log-probabilities")) != len(ids):
+        elif len(log_probs) != len(ids):
             raise WrongAnswer(f"the engine returned {len(ids)} ids and {len(log_probs)} log-probabilities")
-        elif not all(-math.inf < one <= _ROUNDING for one in log_probs):
+        elif log_probs and not (math.isfinite(sum(log_probs)) and max(log_probs) <= _ROUNDING):
             raise WrongAnswer("the engine returned log-probabilities that are not finite numbers up to 0")
         bound = self._vocabulary
         if ids and bound is not None and not 0 <= min(ids) <= max(ids) < bound:
@@ -299,7 +302,7 @@ class Requests:
                 f"{sorted(self._stop_ids)}. Give the collector the engine's stop ids, as "
                 "tokenizer_options={'stop_token_ids': [...]}"
             )
-        return ids
+        return ids, log_probs
 
     async def update(self, weights: Any, push: Callable[[], object] | None = None) -> int:
         """Update the weights of the engine, once answers that must not contain an update have ended.

@@ -39,3 +39,10 @@ class Span:
     version: int = 0
     tokens: int = 0
     status: str = ""
+
+    def shifted(self, seconds: float) -> Span:
+        """Return the span by a clock that is ahead by some seconds."""
+        return Span(
+            self.cause, self.start + seconds, self.stop + seconds, self.trajectory,
+            self.name, self.turn, self.version, self.tokens, self.status,
+        )  # fmt: skip

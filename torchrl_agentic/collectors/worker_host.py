@@ -28,6 +28,7 @@ from torchrl_agentic.collectors.worker_messages import (
     Piece,
     Refuse,
     Reply,
+    Sealed,
     StartedEarly,
     gather_s,
     pack,
@@ -183,18 +184,20 @@ class _Hosted:
         state = self.run.state_after(self._n_messages, self._n_turns)
         if state is not None and not state.turns:
             state = None
+        n_turns = 0 if state is None else len(state.turns)
+        self._n_turns += n_turns
         if state is not None:
             self._n_messages += len(state.messages)
-            self._n_turns += len(state.turns)
         spans, self._spans = self._spans, []
+        sealed = None if state is None else Sealed(state)
         if ledger is None:
-            return News(state, spans)
+            return News(sealed, n_turns, spans)
         if self._ledger is not None and ledger is not self._ledger:  # the prompt was rendered anew
             self._n_tokens = 0
         self._ledger, base = ledger, self._n_tokens
         ids, sources = ledger.since(base)
         self._n_tokens += len(ids)
-        return News(state, spans, base, ids, sources)
+        return News(sealed, n_turns, spans, base, ids, sources)
 
     def take(self, message: Answer | Reply | Piece | Refuse) -> None:
         """Take what the collector sends."""

@@ -31,10 +31,8 @@ def end_leases(prefix: str) -> None:
     """
     if not is_initialised():
         return
-    import ray
-    from ray.util import list_named_actors
-
-    for actor in list_named_actors(all_namespaces=True):
+    ray: Any = sys.modules["ray"]
+    for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(f"{_PREFIX}{prefix}"):
             with contextlib.suppress(ValueError):  # it has ended
                 ray.kill(ray.get_actor(actor["name"], NAMESPACE), no_restart=True)

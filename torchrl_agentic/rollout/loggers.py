@@ -6,9 +6,9 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from torchrl.record.loggers import get_logger
+from torchrl.record import loggers
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def open_logger(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(uuid.uuid4().hex, "utf-8")
         options["wandb_kwargs"] = {"id": file.read_text("utf-8"), **options.get("wandb_kwargs", {})}
-    made: Any = get_logger(kind, str(parent), folder.name, **options)
+    made: Any = cast("Any", loggers).get_logger(kind, str(parent), folder.name, **options)
     if kind == "tensorboard" and start:
         made.experiment.close()  # it opens a new file at the next scalar, which hides later steps of others
         made.experiment.purge_step = start

@@ -15,6 +15,7 @@ SAMPLED, PROMPT, BOUNDARY = -1, -2, -3
 The source of a tool result's token is the number of its call, counted through the trajectory from 0.
 """
 _NAMES = {SAMPLED: "sampled", PROMPT: "prompt", BOUNDARY: "boundary"}
+_UNKNOWN, _NO_VERSION = array("d", [math.nan]), array("q", [-1])
 _MAX_LOG_PROB = 1e-4  # above 0, for the rounding of an engine
 
 
@@ -94,7 +95,7 @@ class TokenLedger:
         Args:
             ids: Token ids.
         """
-        self._append(ids, PROMPT)
+        self._append(_checked_ids(ids), PROMPT)
 
     def add_boundary(self, ids: Iterable[int]) -> None:
         """Append tokens that the chat template writes between messages.
@@ -102,7 +103,7 @@ class TokenLedger:
         Args:
             ids: Token ids.
         """
-        self._append(ids, BOUNDARY)
+        self._append(_checked_ids(ids), BOUNDARY)
 
     def add_result(self, ids: Iterable[int], *, call: int) -> None:
         """Append tokens of a tool result.
@@ -116,7 +117,7 @@ class TokenLedger:
         """
         if call < 0:
             raise ValueError(f"calls are numbered from 0; got {call}")
-        self._append(ids, call)
+        self._append(_checked_ids(ids), call)
 
     def add_sampled(
         self, ids: Iterable[int], log_probs: Iterable[float] | None = None, *, version: int | None = None
@@ -131,15 +132,14 @@ class TokenLedger:
         Raises:
             ValueError: If `ids` and `log_probs` differ in length, or a log-probability is above 0.
         """
-        ids = list(ids)
-        values = [math.nan] * len(ids) if log_probs is None else list(log_probs)
+        ids = _checked_ids(ids)
+        values = _UNKNOWN * len(ids) if log_probs is None else array("d", log_probs)
         if len(values) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens, but {len(values)} log-probabilities")
-        if any(value > _MAX_LOG_PROB for value in values):
+        # If the first one is NaN, so is their maximum.
+        if values and not max(values) <= _MAX_LOG_PROB and any(value > _MAX_LOG_PROB for value in values):
             raise ValueError(f"a log-probability is at most 0; got {max(values)}")
-        self._append(ids, SAMPLED, values)
-        if version is not None and ids:
-            self._versions[-len(ids) :] = array("q", [version]) * len(ids)
+        self._append(ids, SAMPLED, values, version)
 
     def add_injected(self, ids: Iterable[int], sources: Iterable[int]) -> None:
         """Append tokens that were not sampled, from several sources.
@@ -151,16 +151,16 @@ class TokenLedger:
         Raises:
             ValueError: If `ids` and `sources` differ in length, or a source is SAMPLED or unknown.
         """
-        ids, sources = list(ids), list(sources)
-        if len(ids) != len(sources):
-            raise ValueError(f"{len(ids)} tokens, but {len(sources)} sources")
+        sources = list(sources)
         if any(source < BOUNDARY or source == SAMPLED for source in sources):
             raise ValueError(f"sources are PROMPT, BOUNDARY and numbers of calls; got {min(sources)}")
-        _check_ids(ids)
-        self._ids.extend(ids)
-        self._sources.extend(sources)
-        self._log_probs.extend([math.nan] * len(ids))
-        self._versions.extend([-1] * len(ids))
+        ids = _checked_ids(ids)
+        if len(ids) != len(sources):
+            raise ValueError(f"{len(ids)} tokens, but {len(sources)} sources")
+        self._ids += ids
+        self._sources += array("q", sources)
+        self._log_probs += _UNKNOWN * len(ids)
+        self._versions += _NO_VERSION * len(ids)
 
     def spans(self) -> Iterator[Span]:
         """Yield the runs of tokens that have one source, in order."""
@@ -238,20 +238,26 @@ class TokenLedger:
     def __repr__(self) -> str:
         return f"TokenLedger({', '.join(f'{span.stop - span.start} {span.name}' for span in self.spans())})"
 
-    def _append(self, ids: Iterable[int], source: int, log_probs: Iterable[float] | None = None) -> None:
+    def _append(
+        self, ids: array[int], source: int, log_probs: array[float] | None = None, version: int | None = None
+    ) -> None:
+        self._ids += ids
+        self._sources += array("q", [source]) * len(ids)
+        self._log_probs += _UNKNOWN * len(ids) if log_probs is None else log_probs
+        self._versions += (_NO_VERSION if version is None else array("q", [version])) * len(ids)
+
+
+def _checked_ids(ids: Iterable[int]) -> array[int]:
+    """Return ids as an array; raise ValueError, before the first one is appended, if one is none."""
+    if not isinstance(ids, array) or ids.typecode != "q":
         ids = list(ids)
-        _check_ids(ids)
-        self._ids.extend(ids)
-        self._sources.extend([source] * len(ids))
-        self._log_probs.extend([math.nan] * len(ids) if log_probs is None else log_probs)
-        self._versions.extend([-1] * len(ids))
-
-
-def _check_ids(ids: Sequence[int]) -> None:
-    """Check all ids before the first one is appended."""
-    for token in ids:
-        if type(token) is not int or token < 0:
-            raise ValueError(f"a token id is an integer from 0 on; got {token!r}")
+        if not set(map(type, ids)) <= {int}:
+            wrong = next(token for token in ids if type(token) is not int)
+            raise ValueError(f"a token id is an integer from 0 on; got {wrong!r}")
+        ids = array("q", ids)
+    if ids and min(ids) < 0:
+        raise ValueError(f"a token id is an integer from 0 on; got {min(ids)}")
+    return ids
 
 
 def source_name(source: int) -> str:
