@@ -30,6 +30,7 @@ CANCEL_GRACE_S = 1.0
 """Seconds that a cancelled turn waits for its calls to end."""
 MAX_CAUSE = 500
 """Characters of a cause that are logged."""
+_FROM_SERVICE = (Status.OK, Status.ERROR, Status.INFRA)  # the others tell nothing about a service
 SHOWN = 3
 """Number of causes, and of ids, in the log line about the INFRA results of a step."""
 
@@ -287,7 +288,7 @@ class TurnRun:
             entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
-            value = await live.run(ready.args, self._context(entry.call, bound, live, world, entry.clock))
+            value = await live.run(ready.args, self._context(entry, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
             return value if is_plain else encodable_result(ToolResult.from_value(value))
         except BaseException as error:
@@ -316,12 +317,12 @@ class TurnRun:
         return model_messages.crashed(entry.call.tool, error)
 
     def _context(
-        self, call: ParsedCall, bound: BoundTool, live: Any, world: Any, clock: _RunClock
+        self, entry: _Entry, bound: BoundTool, live: Any, world: Any, clock: _RunClock
     ) -> ToolContext:
         session = self._session
         return ToolContext(
-            call.call_id,
-            call.tag,
+            entry.call.call_id,
+            entry.call.tag,
             self._state if bound.tool.wants_state else None,
             getattr(live, "sandbox", None),
             getattr(live, "repl", None),
@@ -335,6 +336,7 @@ class TurnRun:
             clock,
             world,
             bound.limiter,
+            entry.slot,
         )
 
     def _expire_call(self, entry: _Entry) -> None:
@@ -390,6 +392,9 @@ class TurnRun:
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
         if entry.slot is not None:
+            if result.status in _FROM_SERVICE:
+                has_answered = result.status is not Status.INFRA
+                entry.slot.record(has_answered=has_answered, reason="" if has_answered else result.text)
             entry.slot.release()
         self._release(entry.dependents)
         self._open -= 1

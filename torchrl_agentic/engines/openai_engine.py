@@ -326,7 +326,7 @@ class OpenAIEngine(ChatEngine):
                     if is_busy:
                         limiter.record_overload(pause)
                     else:
-                        limiter.record_failure()
+                        limiter.record_failure(str(error))
                 if pause is None or failed > self._retries or busy >= BUSY_TRIES:
                     if error.reason == "connection" and not self._answered:
                         raise EngineUnusable(f"{error}; check base_url and that the server runs") from None

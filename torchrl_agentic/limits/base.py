@@ -161,6 +161,19 @@ class Slot:
             self._limiter.on_release(self)
             self._limiter.release()
 
+    def record(self, *, has_answered: bool, reason: str = "") -> None:
+        """Tell the circuit breaker, if there is one, how the call ended; call it before `release`.
+
+        Args:
+            has_answered: Whether the service answered.
+            reason: Why it did not answer.
+        """
+        if self._held and not self.is_lost and self._limiter.has_breaker:
+            if has_answered:
+                self._limiter.record_success()
+            else:
+                self._limiter.record_failure(reason)
+
     def lose(self, task: asyncio.Task[Any]) -> None:
         """Cancel the task that holds the slot, unless it was released meanwhile. Runs on the task's loop."""
         if self._held:
@@ -234,6 +247,11 @@ class Limiter(ABC):
     @abstractmethod
     def stats(self) -> LimiterStats:
         """Return counters, waiting times and current limits."""
+
+    @property
+    def has_breaker(self) -> bool:
+        """Whether failures open a circuit."""
+        return self._breaker is not None
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:
@@ -322,11 +340,15 @@ class Limiter(ABC):
                 self._breaker.record_success()  # an overloaded service is not a broken one
             self._serve()
 
-    def record_failure(self) -> None:
-        """Record that the service did not answer, or returned an error; see `CircuitBreaker`."""
+    def record_failure(self, reason: str = "") -> None:
+        """Record that the service did not answer, or returned an error; see `CircuitBreaker`.
+
+        Args:
+            reason: What it returned, or why it did not answer; `CircuitOpen` repeats it.
+        """
         with self._lock:
             if self._breaker is not None:
-                self._breaker.record_failure(self._clock())
+                self._breaker.record_failure(self._clock(), reason)
             self._serve()
 
     def on_acquire(self, slot: Slot) -> None:  # noqa: B027  an optional hook
@@ -347,7 +369,7 @@ class Limiter(ABC):
         refusal = breaker.refusal(now)
         if refusal is not None:
             self._refused += 1
-            raise _circuit_open(refusal)
+            raise _circuit_open(refusal, breaker)
 
     def _delay(self, now: float) -> float | None:
         if self._breaker is not None and self._breaker.holds(now):
@@ -375,7 +397,7 @@ class Limiter(ABC):
                 return
             self._queue.popleft()
             self._count_down(head)
-            error = None if refusal is None else _circuit_open(refusal)
+            error = None if refusal is None else _circuit_open(refusal, self._breaker)
             try:
                 head.loop.call_soon_threadsafe(head.wake, error)
             except RuntimeError:  # the event loop is closed, and its tasks with it
@@ -478,7 +500,7 @@ def make_breaker(break_after: int | None, break_seconds: float) -> CircuitBreake
     return CircuitBreaker(int(break_after), break_seconds)
 
 
-def _circuit_open(retry_after: float) -> CircuitOpen:
+def _circuit_open(retry_after: float, breaker: CircuitBreaker | None) -> CircuitOpen:
     from torchrl_agentic.limits.circuit_breaker import CircuitOpen
 
-    return CircuitOpen(retry_after)
+    return CircuitOpen(retry_after, "" if breaker is None else breaker.reason)

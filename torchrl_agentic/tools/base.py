@@ -17,7 +17,7 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 
 if TYPE_CHECKING:
-    from torchrl_agentic.limits import Limiter
+    from torchrl_agentic.limits import Limiter, Slot
     from torchrl_agentic.tools.schema_simplify import Schema
 
 current_session: ContextVar[object] = ContextVar("current_session", default=None)
@@ -132,6 +132,7 @@ class ToolContext:
         world: State that the tools of a toolset share in this trajectory; see `Toolset.session`.
         limiter: Limiter of the tool, if it has one. The call has its slot already; further requests that a
             tool makes at the same time may take slots of their own.
+        slot: Slot of the call; a tool that pauses may release it, and acquire it again in `queue`.
     """
 
     call_id: str
@@ -149,6 +150,7 @@ class ToolContext:
     clock: Clock | None = None
     world: Any = None
     limiter: Limiter | None = None
+    slot: Slot | None = None
 
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
         """Await something, and count the time as queueing, which `per_call_timeout` does not bound.

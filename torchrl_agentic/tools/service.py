@@ -310,7 +310,7 @@ class ServiceClient:
                 if error.status in BUSY or error.reason == "timeout":
                     self.limiter.record_overload(error.retry_after)
                 elif error.reason != "sandbox_error":
-                    self.limiter.record_failure()
+                    self.limiter.record_failure(str(error))
             raise
         self.answered_at = asyncio.get_running_loop().time()
         if self.limiter is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
-from torchrl_agentic.limits import CircuitOpen
+from torchrl_agentic.limits import CircuitOpen, RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Approved, Retrying
@@ -236,3 +236,40 @@ async def test_a_try_that_queued_leaves_the_next_one_its_time():
     (result,) = await dispatcher.session("t").run([ParsedCall("f", {}, "a")])
     await dispatcher.close()
     assert result.text == "fine"
+
+
+async def test_no_slot_is_held_during_a_pause_and_each_try_takes_one():
+    limiter = RateLimiter(max_concurrent=1)
+    pauses = []
+    flaky = Retrying(Scripted(INFRA, "fine"), call_later=lambda seconds, go_on: pauses.append(go_on))
+    dispatcher = Dispatcher([flaky], rate_limits={flaky.name: limiter})
+    async with dispatcher.session("t") as session:
+        first = asyncio.create_task(session.run([ParsedCall(flaky.name, {}, "c0")]))
+        while not pauses:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10), limiter.slot():  # another caller of the service
+            pauses[0]()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not first.done()
+        (result,) = await first
+    assert (result.text, result.metrics) == ("fine", {"retries": 1})
+    assert limiter.stats().granted == 3
+    assert limiter.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_failures_in_a_row_open_the_circuit_of_the_limiter(attempts):
+    limiter = RateLimiter(max_concurrent=4, break_after=4, break_seconds=60)
+    flaky = retrying(*[INFRA] * 3, "fine", *[INFRA] * 9, attempts=attempts)
+    for number in range(20):
+        await ask(flaky, {}, rate_limits={flaky.name: limiter})
+        if limiter.circuit == "open":
+            break
+    assert limiter.stats().granted == 3 + 1 + 4
+    assert number < 19
+    (result,) = await ask(flaky, {}, rate_limits={flaky.name: limiter})
+    assert result.status is Status.INFRA
+    assert "failed repeatedly (" in result.text
+    assert "overloaded" in result.text
+    assert limiter.stats().granted == 8

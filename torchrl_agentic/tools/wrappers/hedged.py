@@ -150,7 +150,7 @@ class Hedged(Wrapped):
             self.hedging.take_back()
             return _NO_SLOT
         try:
-            return await self._outcome(args, ctx)
+            return await self._outcome(args, replace(ctx, slot=slot))
         finally:
             slot.release()
 

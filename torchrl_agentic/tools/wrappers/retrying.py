@@ -50,7 +50,7 @@ class Retrying(Wrapped):
 
     The pause after the first try is `first_s` seconds and doubles, up to `longest_s`. A random part is added
     to each pause, and none is shorter than the service asked for. No try begins after the deadline of the
-    call. After a retry, `metrics["retries"]` counts them.
+    call. Under a `RateLimiter`, each try takes a slot, and none is held during a pause. After a retry, `metrics["retries"]` counts them.
 
     A tool that changes anything is only retried with an `idempotency_key`, by which its service recognizes
     two tries as one call.
@@ -113,7 +113,11 @@ class Retrying(Wrapped):
                 ctx = replace(ctx, deadline=ctx.clock.deadline)  # a try that queued has moved it
             if ctx.deadline is not None and asyncio.get_running_loop().time() + seconds >= ctx.deadline:
                 break
-            await pause(seconds, self.call_later)
+            try:
+                ctx = await self._pause(seconds, outcome, ctx)
+            except InfrastructureError as error:  # an open circuit
+                outcome = error
+                break
             retries, outcome = retries + 1, await self._try(args, ctx)
         if not retries:
             if isinstance(outcome, ToolResult):
@@ -124,6 +128,24 @@ class Retrying(Wrapped):
         metrics = dict(outcome.metrics or {})
         metrics["retries"] = retries + metrics.get("retries", 0)
         return replace(outcome, metrics=metrics)
+
+    async def _pause(self, seconds: float, outcome: Outcome, ctx: ToolContext) -> ToolContext:
+        """Pause without the slot of the call, and wait for it again; return a context to continue with.
+
+        Raises:
+            CircuitOpen: If the circuit breaker of the limiter refuses the next try.
+        """
+        slot = ctx.slot
+        if slot is None:
+            await pause(seconds, self.call_later)
+            return ctx
+        if not isinstance(outcome, ToolResult):
+            slot.record(has_answered=False, reason=str(outcome))
+        elif outcome.status is Status.INFRA:
+            slot.record(has_answered=False, reason=outcome.text)
+        slot.release()
+        await pause(seconds, self.call_later)
+        return (await ctx.queue(slot.acquire()))[1]
 
     async def _try(self, args: Mapping[str, JSON], ctx: ToolContext) -> Outcome:
         try:
