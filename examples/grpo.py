@@ -141,6 +141,8 @@ def read_settings() -> tuple[Settings, bool]:
 def load_model(settings: Settings) -> tuple[Any, Any]:
     """Return the model, in evaluation mode as GRPO wants it, and its tokenizer."""
     name = str(TINY) if settings.model == "tiny" else settings.model
+    if settings.model == "tiny":
+        torch.set_num_threads(1)  # its matrices are too small for more
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(name, dtype=settings.dtype).to(device).eval()
     draws = torch.Generator().manual_seed(settings.seed)

@@ -62,7 +62,8 @@ def test_the_settings_of_verls_trainer_act_on_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("questions: [q.jsonl]", "give both"),
+        ("questions: [q.jsonl]", "questions need a model"),
+        ("model: {path: tiny}", "a model needs questions: write 'questions:"),
         ("questions: [q.jsonl]\nconversations: [c.jsonl]\nmodel: {path: tiny}", "not both"),
         ("questions: [q.jsonl]\nmodel: {path: tiny, rows: 0}", "model.rows"),
         ("questions: [q.jsonl]\nmodel: {path: tiny, engine: magic}", "transformers"),

@@ -45,7 +45,7 @@ def test_a_configuration_is_read(tmp_path: Path):
         ("conversations: a.jsonl", ["conversations", "list"]),
         ("conversations: [a]\nper_call_timeout: soon", ["c.yaml:2", "per_call_timeout", "number"]),
         ("conversations: [a]\nmodel: {path: tiny, row: 3}", ["c.yaml:2", "'row'", "did you mean 'rows'?"]),
-        ("conversations: [a]\nmodel: {path: tiny}", ["conversations to replay"]),
+        ("conversations: [a]\nmodel: {path: tiny}", ["a model needs questions"]),
         ("conversations: [a]\nlimits: {x: 3}", ["limits", "dict"]),
         ("", ["the file", "expected"]),
         ("[1", ["YAML"]),

@@ -191,6 +191,14 @@ def test_an_update_waits_for_the_engine_of_an_async_for_in_another_thread():
     assert engine.version == 2
 
 
+@pytest.mark.parametrize("given", [{}, {"reward": lambda trajectory: 1.0}], ids=["none", "a function"])
+def test_a_collector_without_any_reward_says_so_once(given, caplog):
+    collector = collector_of(WildEngine(looks(1)), tools=[CountedTool()], tasks=3, **given)
+    with collector:
+        assert len(list(collector)) == 3
+    assert caplog.text.count("no reward: the rewards and advantages of all batches are 0") == (not given)
+
+
 def test_batches_have_the_documented_entries():
     collector, _ = simple(turns=1, tasks=[Task("a", [{"role": "user", "content": "hi"}], "7", {"level": 3})])
     collector.engine.delay = lambda key: 0.0

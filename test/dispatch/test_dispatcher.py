@@ -306,6 +306,26 @@ async def test_a_crash_is_logged_once_with_ids_and_the_model_sees_one_line(caplo
         assert piece in record.getMessage()
 
 
+async def test_only_the_first_crash_at_a_place_has_a_traceback(caplog: pytest.LogCaptureFixture):
+    @tool
+    async def fragile(at: int) -> str:
+        """Fail.
+
+        Args:
+            at: Where.
+        """
+        if at:
+            raise KeyError(at)
+        raise KeyError("elsewhere")
+
+    calls = [ParsedCall("fragile", {"at": at}, f"c{number}") for number, at in enumerate((1, 1, 0, 1))]
+    async with Dispatcher([fragile]).session("t") as session:
+        results = [result for call in calls for result in await session.run([call])]
+    assert [result.status for result in results] == [Status.CRASH] * 4
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, True, False]
+    assert "tool fragile crashed again: KeyError" in caplog.records[1].getMessage()
+
+
 async def test_result_without_a_text_form_is_a_crash():
     async def odd() -> object:
         return object()

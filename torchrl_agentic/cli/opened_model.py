@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torchrl_agentic.transforms import ToolCompose
 
 
+SMALL_MODEL = 50_000_000
+"""Number of parameters below which a model on a CPU uses one thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     """Arguments of `evaluate` from a YAML file.
@@ -100,7 +104,18 @@ def _model(chosen: ModelConfig) -> tuple[Any, Any]:
         from torchrl_agentic.rollout.tiny_model import TINY
 
         path = str(TINY)
-    return load_model(path, cast("Any", chosen.engine), device=chosen.device, dtype=chosen.dtype)
+    model, tokenizer = load_model(path, cast("Any", chosen.engine), device=chosen.device, dtype=chosen.dtype)
+    if chosen.engine == "transformers" and "OMP_NUM_THREADS" not in os.environ:
+        _use_few_threads(model)
+    return model, tokenizer
+
+
+def _use_few_threads(model: Any) -> None:
+    """Use one thread for a small model on a CPU: waiting for others takes longer than its matrices."""
+    import torch
+
+    if model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL:
+        torch.set_num_threads(1)
 
 
 def _service(chosen: ModelConfig, location: Location) -> tuple[OpenAIEngine, None]:

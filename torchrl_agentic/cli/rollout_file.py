@@ -106,8 +106,10 @@ class RolloutConfig(ToolsConfig):
 
     @pydantic.model_validator(mode="after")
     def _asks_or_replays(self) -> RolloutConfig:
-        if bool(self.questions) != (self.model is not None):
-            raise ValueError("questions need a model: give both, or conversations to replay")
+        if self.questions and self.model is None:
+            raise ValueError("questions need a model: write 'model: {path: …}', or use --model")
+        if self.model is not None and not self.questions:
+            raise ValueError("a model needs questions: write 'questions: [train.parquet]'")
         if self.conversations and self.questions:
             raise ValueError("give conversations to replay, or questions and a model, not both")
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:

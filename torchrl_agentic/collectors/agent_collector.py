@@ -517,12 +517,22 @@ class AgentCollector(BaseCollector):
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
         has_trees = self._options.branching is not None
         batch = collector_batch([(group.label, group.done) for group in groups], has_trees=has_trees)
+        if not self._iter:
+            self._warn_of_no_reward()
         self._iter += 1
         self._frames += sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
         self._record_groups(groups, batch)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         return batch
+
+    def _warn_of_no_reward(self) -> None:
+        """Log once that all advantages will be 0 because nothing computes a reward."""
+        if self._options.reward is None and not self._agent.tool_rewards and not self._agent.answer_rewards:
+            logger.warning(
+                "no reward: the rewards and advantages of all batches are 0. Pass reward=, or add an "
+                "AnswerRewardTransform, or a ToolRewardTransform for the rewards that tools return"
+            )
 
     def _record_groups(self, groups: list[Group], batch: LazyStackedTensorDict) -> None:
         """Pass the groups of a batch, with their advantages, on to the recorder."""

@@ -90,6 +90,7 @@ class Sealed(Generic[T]):
 
     Args:
         value: The value, on the side of the sender.
+        pickled: The pickled value, on the side of the receiver, where `value` is None.
     """
 
     __slots__ = ("_pickled", "_value")

@@ -202,7 +202,8 @@ def _entry_items(entry: Any, location: Location, shared: _Shared) -> Iterable[_I
     (kind, options), *others = fields.items()
     where, known = location.at(kind), ("class_name", "function", "mcp", *TOOLS)
     if kind not in known:
-        location.fail(f"no tool {kind!r}; expected one of {', '.join(known)}{did_you_mean(kind, known)}")
+        hint = f"; a function is 'function: {kind}'" if ".py:" in kind else did_you_mean(kind, known)
+        location.fail(f"no tool {kind!r}; expected one of {', '.join(known)}{hint}")
     if others:
         hint = f"indent the options of {kind!r} further, or begin another tool with '- '"
         location.at(others[0][0]).fail(f"unexpected key {others[0][0]!r} next to {kind!r}; {hint}")

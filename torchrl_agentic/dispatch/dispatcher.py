@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrl_agentic.dispatch.resolve import BoundTool, resolve
 from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Outages, TurnOptions, TurnRun
+from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Crashes, Outages, TurnOptions, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -74,6 +74,7 @@ class Dispatcher:
         self._schemas: Mapping[str, Schema] | None = None
         self._limits = limits_by_tool(rate_limits)
         self._threads = WorkerThreads(max_threads)
+        self._crashes = Crashes()
         self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
@@ -234,7 +235,9 @@ class Dispatcher:
 
         self._sessions.update(session for session, _, _ in batch)
         outages = Outages()
-        options = TurnOptions(self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose)
+        options = TurnOptions(
+            self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose, self._crashes
+        )
         runs: list[TurnRun] = []
         for number, (session, calls, state) in enumerate(batch):
             resolved = [

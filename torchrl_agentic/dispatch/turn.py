@@ -31,6 +31,8 @@ CANCEL_GRACE_S = 1.0
 MAX_CAUSE = 500
 """Characters of a cause that are logged."""
 _FROM_SERVICE = (Status.OK, Status.ERROR, Status.INFRA)  # the others tell nothing about a service
+MAX_CRASHES = 1_000
+"""Number of places whose crashes are remembered."""
 SHOWN = 3
 """Number of causes, and of ids, in the log line about the INFRA results of a step."""
 
@@ -168,6 +170,29 @@ class _Entry:
         self.dependents: list[_Entry] = []
 
 
+class Crashes:
+    """Remembers where tools crashed, so that the log has one traceback for each place."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, type[BaseException], str, int]] = set()
+
+    def is_new(self, tool: str, error: BaseException) -> bool:
+        """Return True the first time that a tool raises an error of this type at this place.
+
+        Args:
+            tool: Name of the tool.
+            error: What it raised.
+        """
+        place, trace = ("", 0), error.__traceback__
+        while trace is not None:
+            place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
+        crash = (tool, type(error), *place)
+        if crash in self._seen or len(self._seen) >= MAX_CRASHES:
+            return False
+        self._seen.add(crash)
+        return True
+
+
 @dataclass(slots=True)
 class TurnOptions:
     """Options of a dispatcher that hold for the turns it runs; see `Dispatcher` for their meaning."""
@@ -176,6 +201,7 @@ class TurnOptions:
     per_call_timeout: float | None
     per_turn_timeout: float | None
     compose: Any
+    crashes: Crashes
 
 
 class TurnRun:
@@ -313,7 +339,11 @@ class TurnRun:
     def _crash(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Log a bug of a tool once; SystemExit counts, because it must not end the loop that all share."""
         if entry.result is None:
-            logger.error("tool %s crashed %s", entry.call.tool, self._where(entry), exc_info=error)
+            if self._options.crashes.is_new(entry.call.tool, error):
+                logger.error("tool %s crashed %s", entry.call.tool, self._where(entry), exc_info=error)
+            else:
+                kind = type(error).__name__
+                logger.error("tool %s crashed again: %s %s", entry.call.tool, kind, self._where(entry))
         return model_messages.crashed(entry.call.tool, error)
 
     def _context(

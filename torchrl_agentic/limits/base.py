@@ -162,7 +162,7 @@ class Slot:
             self._limiter.release()
 
     def record(self, *, has_answered: bool, reason: str = "") -> None:
-        """Tell the circuit breaker, if there is one, how the call ended; call it before `release`.
+        """Report to the circuit breaker, if there is one, how the call ended; call it before `release`.
 
         Args:
             has_answered: Whether the service answered.
@@ -250,7 +250,7 @@ class Limiter(ABC):
 
     @property
     def has_breaker(self) -> bool:
-        """Whether failures open a circuit."""
+        """True if failures open a circuit."""
         return self._breaker is not None
 
     @property

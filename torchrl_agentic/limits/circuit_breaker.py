@@ -88,7 +88,12 @@ class CircuitBreaker:
         self._count, self._seconds, self.is_trying = 0, self._first_s, False
 
     def record_failure(self, now: float, reason: str = "") -> None:
-        """Record that the service failed, and how."""
+        """Record that the service failed.
+
+        Args:
+            now: The time in seconds.
+            reason: How it failed.
+        """
         state = self.state(now)
         if state == "open":  # the call was already running when the circuit opened
             return

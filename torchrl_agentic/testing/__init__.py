@@ -6,9 +6,11 @@ Names are imported on first use: contracts need pytest, policies need torch.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.errors import MissingExtra
 
 if TYPE_CHECKING:
     from torchrl_agentic.rollout.scripted import ScriptedPolicy
@@ -94,6 +96,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _WHERE[name] == "testing.contracts":
+        for package in ("pytest", "pytest_asyncio", "hypothesis"):
+            if importlib.util.find_spec(package) is None:
+                raise MissingExtra(name, package, "test")
         import pytest  # rewritten assertions show both sides
 
         modules = ("torchrl_agentic.testing.contracts", "torchrl_agentic.sandbox.conformance")

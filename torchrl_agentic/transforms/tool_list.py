@@ -141,7 +141,7 @@ def warn_if_undescribed(tool: Tool) -> None:
     if not tool.description.strip():
         logger.warning(
             "tool %r has no description, so that the model cannot know what it does: give the function a"
-            " docstring, or the tool a description",
+            " docstring, or pass description= to the tool or to as_tool",
             tool.name,
         )
 

@@ -278,6 +278,13 @@ class TestOffers:
         }
         assert "required" not in as_tool(services(), name="sum").input_schema
 
+    def test_types_may_be_named(self):
+        class Named(Service):
+            schema_in = {"a": "int", "b": "number", "c": "Odd"}  # noqa: RUF012
+
+        properties = as_tool(services(Named()), name="sum").input_schema["properties"]
+        assert properties == {"a": {"type": "integer"}, "b": {"type": "number"}, "c": {}}
+
     def test_a_schema_of_its_own_making_is_kept(self):
         class Modern(Service):
             schema_in = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}  # noqa: RUF012

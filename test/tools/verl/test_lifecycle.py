@@ -25,6 +25,7 @@ from torchrl_agentic.tools.verl import (
     ToolResponse,
     process_image,
     process_video,
+    rollout_trace_op,
 )
 from torchrl_agentic.tools.verl.graders import Gsm8kTool
 
@@ -556,3 +557,10 @@ async def test_renamed_tool_gets_the_row_arguments_of_its_new_name():
     assert result.text == "12"
     with pytest.raises(ValueError, match="no parameter 'why_not'"):
         tool.check_row(RowData.of({"tools_kwargs": {"tally": {"release_kwargs": {"why_not": 1}}}}))
+
+
+def test_the_decorator_of_verl_for_traces_changes_nothing():
+    async def execute(self, instance_id, parameters):
+        return ToolResponse(text="done"), 0.0, {}
+
+    assert rollout_trace_op(execute) is execute

@@ -195,6 +195,7 @@ class PythonLayer(ThreadLayer):
 
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_NAMED = {kind.__name__: name for kind, name in _TYPES.items()} | {name: name for name in _TYPES.values()}
 _SKIPPED = "not run, because an earlier call of the same message failed"
 
 
@@ -274,4 +275,5 @@ def _schema(schema_in: Any) -> Schema:
 def _property(kind: Any) -> dict[str, Any]:
     if isinstance(kind, Mapping):
         return dict(cast("Mapping[str, Any]", jsonable(kind)))
-    return {"type": _TYPES[kind]} if isinstance(kind, type) and kind in _TYPES else {}
+    found = _TYPES.get(kind) if isinstance(kind, type) else _NAMED.get(str(kind))
+    return {} if found is None else {"type": found}

@@ -14,6 +14,7 @@ from torchrl_agentic.tools.verl.base_tool import (
     function_tool,
     process_image,
     process_video,
+    rollout_trace_op,
 )
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "function_tool",
     "process_image",
     "process_video",
+    "rollout_trace_op",
 ]

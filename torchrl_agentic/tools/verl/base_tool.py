@@ -6,10 +6,10 @@ Instances of verl's own classes are accepted too. `LifecycleTool` runs a `BaseTo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import pydantic
 
@@ -27,7 +27,10 @@ __all__ = [
     "function_tool",
     "process_image",
     "process_video",
+    "rollout_trace_op",
 ]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class OpenAIFunctionPropertySchema(pydantic.BaseModel):
@@ -261,6 +264,17 @@ def process_video(video: Any) -> VideoPart:
     if not isinstance(video, VideoPart):
         raise ValueError(f"expected the bytes of a video file, or a path; got {type(video).__name__}")
     return video
+
+
+def rollout_trace_op(function: Function) -> Function:
+    """Return a method of a tool as it is, in place of verl's `rollout_trace.rollout_trace_op`.
+
+    Records and OpenTelemetry spans contain each call anyway; see `Recorder`.
+
+    Args:
+        function: The method, such as `execute`.
+    """
+    return function
 
 
 def _process_single_case(*args: Any, **kwargs: Any) -> tuple[bool | int, dict[str, Any]]:  # pyright: ignore[reportUnusedFunction]

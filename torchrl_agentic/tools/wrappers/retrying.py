@@ -50,7 +50,8 @@ class Retrying(Wrapped):
 
     The pause after the first try is `first_s` seconds and doubles, up to `longest_s`. A random part is added
     to each pause, and none is shorter than the service asked for. No try begins after the deadline of the
-    call. Under a `RateLimiter`, each try takes a slot, and none is held during a pause. After a retry, `metrics["retries"]` counts them.
+    call. Under a `RateLimiter`, each try takes a slot, and none is held during a pause. After a retry,
+    `metrics["retries"]` counts them.
 
     A tool that changes anything is only retried with an `idempotency_key`, by which its service recognizes
     two tries as one call.
