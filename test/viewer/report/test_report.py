@@ -305,3 +305,20 @@ def test_trajectories_count_in_the_step_of_their_batch(tmp_path):
     report = read_report(training_run(tmp_path, steps=3, ahead=2) / "trajectories")
     assert [(step.first, step.trajectories) for step in report.steps] == [(0, 8), (1, 8), (2, 8)]
     assert [step.age.mean for step in report.steps] == [0, 1, 2]
+
+
+def test_trajectories_that_left_in_no_batch_are_not_counted(tmp_path):
+    training_run(tmp_path, run="r", steps=2)
+    dump = tmp_path / "trajectories"
+    file = min(dump.glob("[0-9]*.jsonl"))
+    line = json.loads(file.read_text().splitlines()[0])
+    before = read_report(dump)
+    with file.open("a") as lines:
+        for change in ({"trajectory": "ahead"}, {"trajectory": "ahead", "run": "an evaluation"}):
+            lines.write(json.dumps({**line, **change}) + "\n")
+    after = read_report(dump)
+    assert (before.unused, after.unused) == (0, 1)
+    assert after.total.trajectories == before.total.trajectories + 1
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(report_tables(after))
+    assert "Left in no batch, and not counted: 1." in shown.getvalue()

@@ -167,6 +167,7 @@ class Report:
         runs: Number of trajectories by id of the run; trajectories without an id are left out.
         worst: The trajectories with the lowest scores, the lowest first; the first ones among equals.
         best: Those with the highest scores, the highest first; empty if all scores are equal.
+        unused: Number of trajectories of collectors that left in no batch, and are not counted.
     """
 
     name: str
@@ -179,6 +180,7 @@ class Report:
     runs: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     worst: tuple[ScoredTrajectory, ...] = ()
     best: tuple[ScoredTrajectory, ...] = ()
+    unused: int = 0
 
     def to_json(self) -> dict[str, JSON]:
         """Return the report as plain data."""

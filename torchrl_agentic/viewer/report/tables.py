@@ -137,6 +137,8 @@ def _headline(report: Report) -> list[Text]:
         more = ", …" if len(report.runs) > _MOST_RUNS else ""
         said = f"The dump mixes {len(report.runs):,} runs: {', '.join(most)}{more}. --run ID reports one."
         lines.append(Text(said, style="yellow"))
+    if report.unused:
+        lines.append(Text(f"Left in no batch, and not counted: {report.unused:,}.", style="dim"))
     if report.broken:
         lines.append(Text(f"Lines that cannot be read: {report.broken:,}", style="red"))
         lines += [Text(f"  {printable(complaint)[:300]}", style="red") for complaint in report.complaints]

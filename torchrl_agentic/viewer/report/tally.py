@@ -166,6 +166,7 @@ class Tally:
         steps: Totals by step.
         tools: Totals by tool.
         runs: Number of trajectories by id of the run.
+        unused: Number of trajectories of collectors that left in no batch, and are not counted.
         broken: Number of lines that cannot be read.
     """
 
@@ -173,7 +174,7 @@ class Tally:
         self.steps: dict[int, StepTally] = {}
         self.tools: dict[str, ToolSummary] = {}
         self.runs: Counter[str] = Counter()
-        self.broken = 0
+        self.unused = self.broken = 0
         self._complaints: list[str] = []
         self._worst: list[ScoredTrajectory] = []
         self._best: list[ScoredTrajectory] = []
@@ -220,6 +221,7 @@ class Tally:
             self.tools.setdefault(name, ToolSummary(name)).merge(summary)
         self.runs.update(other.runs)
         self._keep([*self._worst, *other._worst], [*self._best, *other._best])
+        self.unused += other.unused
         self.broken += other.broken
         self._complaints = [*self._complaints, *other._complaints][:_MOST_COMPLAINTS]
 
@@ -250,6 +252,7 @@ class Tally:
             dict(self.runs.most_common()),
             () if is_flat else tuple(self._worst),
             () if is_flat else tuple(self._best),
+            self.unused,
         )
 
 
@@ -298,8 +301,9 @@ def read_tally(
 ) -> Tally:
     """Add up a dump.
 
-    A trajectory belongs to the step of the batch in which it left, or else to the one in which it began; one
-    that names no step, to the step in the name of its file.
+    A trajectory belongs to the step of the batch in which it left, and is left out if it left in none, though
+    others of its run did. Without batches, it belongs to the step in which it began, or in the name of its
+    file.
 
     Args:
         path: A folder with a file per step, or one file.
@@ -327,7 +331,9 @@ def read_tally(
                     others[record.run] += 1
                 else:
                     group, _ = groups.place(record.run, record.trajectory) or (None, None)
-                    if group is None:
+                    if group is None and record.run in groups.runs:
+                        tally.unused += 1
+                    elif group is None:
                         tally.add(record, record.step or file.step or 0)
                     else:
                         tally.add(record, group.step, group.policy_version)
