@@ -67,7 +67,7 @@ def test_comparison_of_two_runs_prints_each_change(tmp_path: Path):
     )
     told = " ".join(_run(one, two).output.split())
     assert "B is better: score 0.250 → 0.750 (+0.500)" in told
-    assert "search run p50 40 → 400 ms (+360)" in told.partition("B is worse:")[2]
+    assert "search run p50 40 → 400 ms (+360)" in told.partition("Times that are longer in B")[2]
     assert "within the noise" in told
 
 

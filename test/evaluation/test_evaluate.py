@@ -86,6 +86,13 @@ def test_a_model_is_evaluated_in_the_order_of_the_tasks(tiny, mode):
     assert (result.usage.prompt > 5 * 100) == (mode == "tokens")
 
 
+def test_samples_that_a_bound_cut_short_are_counted_below_the_table(tiny):
+    rows = [task(f"q{number}", one["answer"]) for number, one in enumerate(tiny_questions(3, seed=3))]
+    result = evaluate(rows, ToolCompose([PythonTool()]), *tiny, max_turns=3, max_trajectory_tokens=20)
+    assert "3 of 3 samples were cut short: 3 by max_trajectory_tokens" in str(result)
+    assert "cut short" not in str(run([task("a")], Replies()))
+
+
 def test_each_task_is_asked_once_per_epoch_and_results_have_the_order_of_the_tasks():
     first, last = asyncio.Event(), []
 

@@ -32,6 +32,8 @@ STOPS = {
     "running": "it has not ended, or its program was killed",
 }
 """Why an evaluation stopped before all samples were asked; "" if it did not."""
+BOUNDS = frozenset({"max_turns", "max_trajectory_tokens"})
+"""Reasons of trajectories that a bound ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,10 @@ class EvalResult:
         lines.append(
             f"{usage.prompt} prompt tokens, {usage.completion} completion tokens{price}, {self.seconds:.1f} s"
         )
+        cut = Counter(sample.reason for sample in self.samples if sample.reason in BOUNDS)
+        if cut:
+            bounds = ", ".join(f"{count} by {bound}" for bound, count in cut.most_common())
+            lines.append(f"{cut.total()} of {len(self.samples)} samples were cut short: {bounds}")
         if usage.uncounted:
             lines.append(
                 f"{usage.uncounted} of {usage.requests} responses reported no usage: their tokens and cost "
