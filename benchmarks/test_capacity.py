@@ -17,7 +17,7 @@ from collector_load import HEAVY, Answers, Load, Measured, collect
 from torchrl_agentic.testing import EngineLoad, SimulatedEngine, run_skipping
 
 Benchmark = Callable[..., Any]
-FIXED = (16, 32, 64, 128, 256, 512, 1024)
+FIXED = (16, 24, 32, 48, 64, 128, 256, 512, 1024)
 WARM_UP, TRAJECTORIES = 1_024, 1_024
 LOADS = {
     "heavy tools": HEAVY,
@@ -72,3 +72,5 @@ def test_auto_beside_fixed_numbers(benchmark: Benchmark, name: str, kv_tokens: i
         + "\n  ".join(lines)
         + f"\n  auto / best fixed number ({best}): {ratio:.3f} (reach 0.95); preempted reach 1 %"
     )
+    assert ratio >= 0.95
+    assert use.preempted_share <= 0.01

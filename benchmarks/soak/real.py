@@ -336,8 +336,8 @@ def soak_real(folder: Path, *, seconds: float, seed: int = 0) -> list[str]:
     flaky, mcp = servers = flaky_server(), mcp_server()
     try:
         first = RealWorld(engine, pids, seed + 1, flaky.port, mcp.port)
-        _, before = run(first, servers, folder, "first", seconds=min(60.0, seconds / 4), period_s=30.0)
-        del first  # its limiters would count as left over
+        before = run(first, servers, folder, "first", seconds=min(60.0, seconds / 4), period_s=30.0)[1]
+        del first  # its tools and limiters would count as left over; the readings refer to them, too
         world = RealWorld(engine, pids, seed, flaky.port, mcp.port)
         period_s = max(20.0, seconds / 30)
         watch, after = run(world, servers, folder, "soak", seconds=seconds, period_s=period_s)

@@ -119,7 +119,7 @@ def test_a_decrease_waits_until_the_last_one_has_come_into_effect():
     budget = settled(1_000.0)
     budget.observe(seen(1.0, preempted=1), tokens=1_000.0, requests=10, answers=3, is_short=True)
     assert budget.size == pytest.approx(1_000.0 * BACKOFF)
-    budget.observe(seen(1.0, preempted=2), tokens=950.0, requests=9, answers=3, is_short=True)
+    budget.observe(seen(1.0, preempted=2), tokens=975.0, requests=9, answers=3, is_short=True)
     assert budget.size == pytest.approx(1_000.0 * BACKOFF), "the requests of before are still at the engine"
     budget.observe(seen(1.0, preempted=3), tokens=850.0, requests=8, answers=3, is_short=True)
     assert budget.size == pytest.approx(850.0 * BACKOFF)

@@ -9,9 +9,9 @@ ROOM = 0.92
 """Use of the KV cache below which the budget grows."""
 FULL = 0.97
 """Use of the KV cache from which on the budget shrinks."""
-EASE = 0.97
+EASE = 0.985
 """Factor of the budget when the KV cache is nearly full."""
-BACKOFF = 0.9
+BACKOFF = 0.95
 """Factor of the budget after preemptions."""
 QUEUE = 1 / 8
 """Share of the running requests that may wait in the engine; with more, the budget does not grow."""
