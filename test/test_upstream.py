@@ -39,8 +39,9 @@ from torchrl.envs.llm.transforms import (
     SimpleToolTransform,
     XMLBlockParser,
 )
+from torchrl.modules.distributions import LLMMaskedCategorical
 from torchrl.modules.llm.policies import ChatHistory, TransformersWrapper
-from torchrl.objectives.llm import MCAdvantage
+from torchrl.objectives.llm import GRPOLoss, MCAdvantage
 from transformers import PreTrainedTokenizerFast
 
 with warnings.catch_warnings():
@@ -578,6 +579,38 @@ def test_the_advantage_of_a_group_blames_the_turns_before_the_reward():
         buffer.extend(row)
     first, last, *_ = buffer[:]["advantage"].flatten().tolist()
     still(first < 0 < last, so="MCAdvantage may stand in for group_advantage")
+
+
+def test_the_loss_pads_tokens_on_the_left_and_advantages_on_the_right():
+    class Uniform(TensorDictModuleBase):
+        in_keys, out_keys = [("tokens", "full")], ["logits"]  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def get_dist(self, td, **_):
+            tokens = td.get(("tokens", "full"), as_padded_tensor=True, padding_side="left", padding_value=-1)
+            self.logits = torch.zeros(*tokens.shape, 4) + self.weight
+            self.logits.retain_grad()
+            return LLMMaskedCategorical(logits=self.logits, mask=tokens != -1)
+
+    def row(*advantages):
+        size = len(advantages)
+        return TensorDict(
+            {
+                "tokens": {"full": torch.ones(size, dtype=torch.long)},
+                "log_probs": {"full": torch.full((size,), 0.25).log()},
+                "advantage": torch.tensor(advantages).unsqueeze(-1),
+            }
+        )
+
+    loss = GRPOLoss(actor := Uniform(), entropy_bonus=False, masking_strategy="generic")
+    learned = []
+    for batch in ([row(1.0, 0.0)], [row(1.0, 0.0), row(0.0, 0.0, 0.0, 0.0)]):
+        loss(lazy_stack(batch)).loss_objective.backward()
+        learned.append(bool(actor.logits.grad.any()))
+    still(learned == [True, False], so="a row may have an advantage for each token")
 
 
 def test_parsers_of_calls_raise_or_see_no_call():
