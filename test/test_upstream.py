@@ -583,7 +583,7 @@ def test_the_advantage_of_a_group_blames_the_turns_before_the_reward():
 
 def test_the_loss_pads_tokens_on_the_left_and_advantages_on_the_right():
     class Uniform(TensorDictModuleBase):
-        in_keys, out_keys = [("tokens", "full")], ["logits"]  # noqa: RUF012
+        in_keys, out_keys = [("tokens", "full")], ["logits"]
 
         def __init__(self):
             super().__init__()
