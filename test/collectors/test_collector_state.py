@@ -28,7 +28,7 @@ from torchrl_agentic.messages import FileRefPart, ImagePart, JsonPart, TextPart,
 from torchrl_agentic.records import read_records
 from torchrl_agentic.records.codec import turns_from_json, turns_to_json
 from torchrl_agentic.rollout.checkpoints import Checkpoints
-from torchrl_agentic.testing import run_skipping
+from torchrl_agentic.testing import InProcessWorkers, run_skipping
 
 numbers = st.floats(-1e6, 1e6)
 counts = st.integers(0, 100)
@@ -152,7 +152,7 @@ def coherent(collector, n_batches):
     return state if state["tasks_before"] + len(state["tasks_done"]) == 2 * n_batches else None
 
 
-async def abandoned(folder, seed, n_lives, **options):
+async def abandoned(folder, seed, n_lives, *, n_workers=0, **options):
     """Train over several collectors; each but the last is abandoned, some time after its state was taken.
 
     Returns:
@@ -162,7 +162,8 @@ async def abandoned(folder, seed, n_lives, **options):
     saved, curve, weights, n_continued = None, [], 0, 0
     for life in range(n_lives):
         asked = {}
-        engine, collector = collector_of(folder, wait, heard=asked.setdefault, **options)
+        more = {"workers": InProcessWorkers(n_workers)} if n_workers else {}
+        engine, collector = collector_of(folder, wait, heard=asked.setdefault, **options, **more)
         if saved is not None:
             state, curve, weights = copy.deepcopy(saved)
             collector.load_state_dict(state)
@@ -188,14 +189,25 @@ async def abandoned(folder, seed, n_lives, **options):
     return curve, n_continued
 
 
-def test_trajectories_without_effects_continue_without_a_journal(tmp_path):
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_trajectories_without_effects_continue_without_a_journal(tmp_path, n_workers: int):
     (expected, _) = run_skipping(abandoned(tmp_path, 0, 1, tools=("look",)))
     n_continued = 0
     for seed in range(5):
-        curve, n_found = run_skipping(abandoned(tmp_path, seed, 3, tools=("look",)))
+        curve, n_found = run_skipping(abandoned(tmp_path, seed, 3, tools=("look",), n_workers=n_workers))
         assert curve == expected, seed
         n_continued += n_found
     assert n_continued > 5
+
+
+def test_no_call_with_effects_on_workers_runs_twice_under_one_name(tmp_path):
+    (expected, _) = run_skipping(abandoned(tmp_path, 0, 1, tools=("note", "look")))
+    for seed in range(5):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        found = run_skipping(abandoned(folder, seed, 3, tools=("note", "look"), n_workers=2))
+        assert found[0] == expected, seed
+        assert max(Counter(notes_of(folder)).values()) == 1, seed
 
 
 def test_random_schedules_of_abandoned_collectors_have_one_curve(tmp_path):
