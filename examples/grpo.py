@@ -39,7 +39,6 @@ from torchrl.data import LazyStackStorage, ReplayBuffer, SamplerWithoutReplaceme
 from torchrl.envs import Compose, InitTracker
 from torchrl.envs.llm import DatasetChatEnv
 from torchrl.objectives.llm import GRPOLoss
-from torchrl.record.loggers import CSVLogger
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_constant_schedule_with_warmup
 
 from torchrl_agentic import PythonTool, Recorder, ToolCompose, agent_policy, evaluate, training_policy
@@ -141,8 +140,8 @@ def read_settings() -> tuple[Settings, bool]:
 def load_model(settings: Settings) -> tuple[Any, Any]:
     """Return the model, in evaluation mode as GRPO wants it, and its tokenizer."""
     name = str(TINY) if settings.model == "tiny" else settings.model
-    if settings.model == "tiny":
-        torch.set_num_threads(1)  # its matrices are too small for more
+    if settings.model == "tiny" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # several would wait for each other longer than they compute
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(name, dtype=settings.dtype).to(device).eval()
     draws = torch.Generator().manual_seed(settings.seed)
@@ -303,8 +302,7 @@ def train(settings: Settings, *, resume: bool) -> None:
         loggers: list[Any] = []
         if RANK == 0:
             discard_steps(settings.out, start)
-            loggers = [CSVLogger(settings.out.name, str(settings.out.parent))]
-            loggers += [open_logger(settings.logger, settings.out, start=start)]
+            loggers = [open_logger(kind, settings.out, start=start) for kind in ("csv", settings.logger)]
         if start:
             checkpoints.load(parts)
             engine.version = start - 1

@@ -1,5 +1,6 @@
 """Trajectories on actors of a Ray cluster with several nodes on this machine, of which one is removed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -144,6 +145,38 @@ def ended_within(seconds, pids):
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < until, "a worker goes on after the shutdown"
         time.sleep(0.05)
+
+
+def test_a_worker_that_is_stopped_is_ended_and_replaced(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchrl_agentic.collectors.remote_run.STOP_LIMIT_S", 3.0)
+    collector = AgentCollector(
+        ToolCompose([noting(str(tmp_path), 1.0)]),
+        engine=WildEngine(looks(1)),
+        tokenizer=tokenizer(),
+        tasks=tasks(2),
+        groups_per_batch=2,
+        max_staleness=None,
+        trajectory_timeout=20.0,  # in which another worker starts
+        workers=RayWorkers(1, cpus_per_worker=1),
+    )
+    rows = []
+    with collector:
+        collecting = threading.Thread(target=lambda: rows.extend(rows_of(list(collector))))
+        collecting.start()
+        while not (files := list(tmp_path.glob("*.keys"))):
+            time.sleep(0.05)
+        (pid,) = (int(file.stem) for file in files)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            collecting.join(120)
+            assert not collecting.is_alive()
+            assert {row["query"] for row in rows} == {"q0", "q1"}
+            assert collector.stats.snapshot()["failures"] == {"timeout": 2}
+            ended_within(30, [pid])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    assert len(list(tmp_path.glob("*.keys"))) == 2
 
 
 def test_a_worker_that_cannot_be_created_names_the_reason(cluster):

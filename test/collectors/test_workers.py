@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import io
+import re
 import threading
 
 import pytest
@@ -408,7 +409,7 @@ def test_a_task_that_cannot_be_pickled_is_dropped():
     asked = [{"role": "user", "content": "q"}]
     tasks = [
         Task("bad", asked, data={"lock": threading.Lock()}),
-        Task("good", asked, answer=threading.Lock()),
+        Task("good", asked, answer=threading.Lock(), data={"copyreg": re.compile("a")}),
     ]
     collector = collector_of(
         WildEngine(looks(1)), tools=[PlainTool.opened()], tasks=tasks, workers=InProcessWorkers(1)

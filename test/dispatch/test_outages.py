@@ -67,7 +67,8 @@ async def test_a_dead_service_gives_every_row_infra_within_the_timeout_and_one_l
     async with rows(interpreter(dead_port), per_call_timeout=0.5) as step, asyncio.timeout(SOON_S):
         results = await step()
     assert [result.status for result in results] == [Status.INFRA] * 16
-    (line,) = warnings_of(caplog)
+    opened, line = warnings_of(caplog)
+    assert "is not called for a while: the sandbox service cannot be reached" in opened
     assert "code_interpreter: 16 calls got INFRA" in line
     assert "(trajectory t" in line
 

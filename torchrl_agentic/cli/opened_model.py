@@ -111,7 +111,7 @@ def _model(chosen: ModelConfig) -> tuple[Any, Any]:
 
 
 def _use_few_threads(model: Any) -> None:
-    """Use one thread for a small model on a CPU: waiting for others takes longer than its matrices."""
+    """Use one thread for a small model on a CPU; several would spend their time waiting for each other."""
     import torch
 
     if model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL:

@@ -109,7 +109,9 @@ class RolloutConfig(ToolsConfig):
         if self.questions and self.model is None:
             raise ValueError("questions need a model: write 'model: {path: …}', or use --model")
         if self.model is not None and not self.questions:
-            raise ValueError("a model needs questions: write 'questions: [train.parquet]'")
+            raise ValueError(
+                "a model needs questions: write 'questions: [train.parquet]', or leave out 'model'"
+            )
         if self.conversations and self.questions:
             raise ValueError("give conversations to replay, or questions and a model, not both")
         if not self.model_fields_set & ToolsConfig.model_fields.keys() - {"limits", "tool_selected_list"}:

@@ -399,8 +399,7 @@ class AgentCollector(BaseCollector):
             self._version_base = saved.version - self.engine.version
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
         permits = self._permits()
-        first_batch = 0 if saved is None else saved.version  # with an update per batch
-        self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=first_batch)
+        self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=self._iter + 1)
         encoder = self._agent.encoder
         requests = Requests(
             self.engine,
@@ -517,7 +516,7 @@ class AgentCollector(BaseCollector):
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
         has_trees = self._options.branching is not None
         batch = collector_batch([(group.label, group.done) for group in groups], has_trees=has_trees)
-        if not self._iter:
+        if self._iter < 0:
             self._warn_of_no_reward()
         self._iter += 1
         self._frames += sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
@@ -674,10 +673,12 @@ class AgentCollector(BaseCollector):
         are left out.
         """
         running = self._running
+        batches = {"batches": self._iter + 1}
         if running is None:
-            return {**self._tasks_left(), **(self._saved or CollectorState(self.engine.version)).to_json()}
+            state = self._saved or CollectorState(self.engine.version)
+            return {**self._tasks_left(), **batches, **state.to_json()}
         tasks, state = self._at_once(running, lambda: (self._tasks_left(), running.rollouts.state()))
-        return {**tasks, **state.to_json()}
+        return {**tasks, **batches, **state.to_json()}
 
     def _tasks_left(self) -> dict[str, Any]:
         """Return which tasks have left."""
@@ -742,11 +743,13 @@ class AgentCollector(BaseCollector):
                 "tasks of the kind that it was saved with"
             )
         saved = CollectorState.from_json(state_dict)
+        batches = state_dict.get("batches", 0)
+        check_count("batches", batches, optional=False, least=0)
         if isinstance(self._tasks, TaskStream):
             self._tasks.load_state_dict(state_dict["tasks"])
         else:
             self._skipped = DoneTasks(state_dict["tasks_before"], state_dict["tasks_done"])
-        self._saved = saved
+        self._saved, self._iter = saved, batches - 1
 
     def __enter__(self) -> Self:
         return self

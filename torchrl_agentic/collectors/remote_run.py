@@ -369,9 +369,9 @@ class RemoteRun:
 
     def _opened(self) -> TrajectoryState | None:
         """Return the state after the last turn, whose messages and turns are only the newest; None before."""
-        sealed, self._sealed = self._sealed, []
-        for one in sealed:
-            self._take_state(one.open())
+        while self._sealed:
+            self._take_state(self._sealed[0].open())
+            del self._sealed[0]
         return self._latest
 
     def _take_state(self, news: TrajectoryState) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import io
 import operator
@@ -86,7 +87,8 @@ class Cancel(NamedTuple):
 class Sealed(Generic[T]):
     """A value that is pickled on its own, and unpickled when it is read.
 
-    A collector holds the turns of all its trajectories as bytes, which its garbage collector need not visit.
+    A collector holds turns as bytes, which its garbage collector need not visit, until the trajectory has
+    ended or a recorder or a saved state reads them.
 
     Args:
         value: The value, on the side of the sender.
@@ -228,7 +230,7 @@ _SETTERS = [[getattr(kind, name).__set__ for name in _names(kind)] for kind in _
 def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
-    pickler.dispatch_table = _REDUCERS
+    pickler.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
     pickler.dump(value)
     return file.getvalue()
 

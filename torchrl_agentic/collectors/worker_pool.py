@@ -281,4 +281,14 @@ class WorkerPool:
         await asyncio.gather(*(worker.close() for worker in workers))
         self.changed()
         if workers:
-            await asyncio.to_thread(self._workers.release, self._name)
+            await self._release()
+
+    async def _release(self) -> None:
+        """Free what the workers shared; an error is logged, so that the rest is closed, too."""
+        try:
+            try:
+                await asyncio.to_thread(self._workers.release, self._name)
+            except RuntimeError:  # the program ends, and starts no thread any more
+                self._workers.release(self._name)
+        except Exception as error:
+            logger.warning("what the workers shared may be left over: %r", error)

@@ -30,7 +30,6 @@ CANCEL_GRACE_S = 1.0
 """Seconds that a cancelled turn waits for its calls to end."""
 MAX_CAUSE = 500
 """Characters of a cause that are logged."""
-_FROM_SERVICE = (Status.OK, Status.ERROR, Status.INFRA)  # the others tell nothing about a service
 MAX_CRASHES = 1_000
 """Number of places whose crashes are remembered."""
 SHOWN = 3
@@ -171,13 +170,13 @@ class _Entry:
 
 
 class Crashes:
-    """Remembers where tools crashed, so that the log has one traceback for each place."""
+    """Counts the crashes of tools by place, so that the log has one traceback for each place."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[str, type[BaseException], str, int]] = set()
+        self._seen: Counter[tuple[str, type[BaseException], str, int]] = Counter()
 
-    def is_new(self, tool: str, error: BaseException) -> bool:
-        """Return True the first time that a tool raises an error of this type at this place.
+    def count(self, tool: str, error: BaseException) -> int:
+        """Return how often a tool has raised an error of this type at this place; 1 for the first time.
 
         Args:
             tool: Name of the tool.
@@ -187,10 +186,10 @@ class Crashes:
         while trace is not None:
             place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
         crash = (tool, type(error), *place)
-        if crash in self._seen or len(self._seen) >= MAX_CRASHES:
-            return False
-        self._seen.add(crash)
-        return True
+        if len(self._seen) >= MAX_CRASHES:
+            self._seen.clear()
+        self._seen[crash] += 1
+        return self._seen[crash]
 
 
 @dataclass(slots=True)
@@ -339,11 +338,12 @@ class TurnRun:
     def _crash(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Log a bug of a tool once; SystemExit counts, because it must not end the loop that all share."""
         if entry.result is None:
-            if self._options.crashes.is_new(entry.call.tool, error):
+            count = self._options.crashes.count(entry.call.tool, error)
+            if count == 1:
                 logger.error("tool %s crashed %s", entry.call.tool, self._where(entry), exc_info=error)
-            else:
+            elif set(str(count)[1:]) == {"0"}:
                 kind = type(error).__name__
-                logger.error("tool %s crashed again: %s %s", entry.call.tool, kind, self._where(entry))
+                logger.error("tool %s crashed %d times with this %s", entry.call.tool, count, kind)
         return model_messages.crashed(entry.call.tool, error)
 
     def _context(
@@ -422,10 +422,11 @@ class TurnRun:
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
         if entry.slot is not None:
-            if result.status in _FROM_SERVICE:
-                has_answered = result.status is not Status.INFRA
-                entry.slot.record(has_answered=has_answered, reason="" if has_answered else result.text)
-            entry.slot.release()
+            if result.status is Status.INFRA:
+                entry.slot.record(has_answered=False, reason=result.text)
+            elif result.status is Status.OK and not (result.meta or {}).get("cached"):
+                entry.slot.record(has_answered=True)
+            entry.slot.close()
         self._release(entry.dependents)
         self._open -= 1
         if self._open == 0:

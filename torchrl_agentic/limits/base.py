@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import math
 import threading
 import time
@@ -19,6 +20,8 @@ from torchrl_agentic.limits.token_bucket import Permit
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits.circuit_breaker import CircuitBreaker, CircuitOpen
+
+logger = logging.getLogger(__name__)
 
 WAITS_KEPT = 512
 """Number of the latest waits that the quantiles of `stats()` cover."""
@@ -119,11 +122,11 @@ class Slot:
             this process's part of a shared limit.
     """
 
-    __slots__ = ("_held", "_limiter", "is_lost")
+    __slots__ = ("_held", "_is_closed", "_limiter", "is_lost")
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self._held = False
+        self._held = self._is_closed = False
         self.is_lost = False
 
     async def acquire(self) -> None:
@@ -131,10 +134,14 @@ class Slot:
 
         Raises:
             CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
+            RuntimeError: If the slot is held already, or was closed.
         """
         if not self.acquire_now():
             await self._limiter.wait()
             self._hold()
+            if self._is_closed:  # meanwhile
+                self.release()
+                raise RuntimeError(CLOSED)
 
     def acquire_now(self) -> bool:
         """Take the slot if it is free and no call waits for one.
@@ -144,7 +151,10 @@ class Slot:
 
         Raises:
             CircuitOpen: If the circuit breaker refuses calls; see `CircuitBreaker`.
+            RuntimeError: If the slot is held already, or was closed.
         """
+        if self._held or self._is_closed:
+            raise RuntimeError(CLOSED if self._is_closed else "the slot is held already")
         if not self._limiter.try_acquire():
             return False
         self._hold()
@@ -160,6 +170,11 @@ class Slot:
             self._held = False
             self._limiter.on_release(self)
             self._limiter.release()
+
+    def close(self) -> None:
+        """Release the slot for good, because its call has ended; acquiring it again raises RuntimeError."""
+        self._is_closed = True
+        self.release()
 
     def record(self, *, has_answered: bool, reason: str = "") -> None:
         """Report to the circuit breaker, if there is one, how the call ended; call it before `release`.
@@ -192,6 +207,7 @@ class Slot:
                 raise InfrastructureError(LOST) from None
 
 
+CLOSED = "the call that this slot belongs to has ended"
 LOST = "the contact to the shared limiter was lost, so that the call had to end"
 
 
@@ -344,11 +360,12 @@ class Limiter(ABC):
         """Record that the service did not answer, or returned an error; see `CircuitBreaker`.
 
         Args:
-            reason: What it returned, or why it did not answer; `CircuitOpen` repeats it.
+            reason: What it returned, or why it did not answer; logged if the circuit opens. The model does
+                not read it, since it may be of another trajectory.
         """
         with self._lock:
-            if self._breaker is not None:
-                self._breaker.record_failure(self._clock(), reason)
+            if self._breaker is not None and self._breaker.record_failure(self._clock()):
+                logger.warning("a service failed repeatedly, and is not called for a while: %.300s", reason)
             self._serve()
 
     def on_acquire(self, slot: Slot) -> None:  # noqa: B027  an optional hook
@@ -369,7 +386,7 @@ class Limiter(ABC):
         refusal = breaker.refusal(now)
         if refusal is not None:
             self._refused += 1
-            raise _circuit_open(refusal, breaker)
+            raise _circuit_open(refusal)
 
     def _delay(self, now: float) -> float | None:
         if self._breaker is not None and self._breaker.holds(now):
@@ -397,7 +414,7 @@ class Limiter(ABC):
                 return
             self._queue.popleft()
             self._count_down(head)
-            error = None if refusal is None else _circuit_open(refusal, self._breaker)
+            error = None if refusal is None else _circuit_open(refusal)
             try:
                 head.loop.call_soon_threadsafe(head.wake, error)
             except RuntimeError:  # the event loop is closed, and its tasks with it
@@ -500,7 +517,7 @@ def make_breaker(break_after: int | None, break_seconds: float) -> CircuitBreake
     return CircuitBreaker(int(break_after), break_seconds)
 
 
-def _circuit_open(retry_after: float, breaker: CircuitBreaker | None) -> CircuitOpen:
+def _circuit_open(retry_after: float) -> CircuitOpen:
     from torchrl_agentic.limits.circuit_breaker import CircuitOpen
 
-    return CircuitOpen(retry_after, "" if breaker is None else breaker.reason)
+    return CircuitOpen(retry_after)

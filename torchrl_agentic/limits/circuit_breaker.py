@@ -9,8 +9,6 @@ from torchrl_agentic.errors import InfrastructureError
 
 LONGEST_S = 60.0
 """Longest time between two trial calls, in seconds."""
-MAX_REASON = 200
-"""Characters of the reason of a failure that are kept."""
 
 
 class CircuitOpen(InfrastructureError):
@@ -18,22 +16,17 @@ class CircuitOpen(InfrastructureError):
 
     Args:
         retry_after: Seconds until the next call will be tried.
-        reason: How the last call failed; "" if nobody said.
 
     Attributes:
         retry_after: Seconds until the next call will be tried.
-        reason: How the last call failed.
     """
 
-    def __init__(self, retry_after: float, reason: str = "") -> None:
-        last = f" ({reason})" if reason else ""
-        super().__init__(
-            f"the service failed repeatedly{last}; it will be tried again in {retry_after:.1f} s"
-        )
-        self.retry_after, self.reason = retry_after, reason
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(f"the service failed repeatedly; it will be tried again in {retry_after:.1f} s")
+        self.retry_after = retry_after
 
-    def __reduce__(self) -> tuple[type[CircuitOpen], tuple[float, str]]:
-        return (CircuitOpen, (self.retry_after, self.reason))
+    def __reduce__(self) -> tuple[type[CircuitOpen], tuple[float]]:
+        return (CircuitOpen, (self.retry_after,))
 
 
 class CircuitBreaker:
@@ -48,17 +41,15 @@ class CircuitBreaker:
 
     Attributes:
         is_trying: Whether a trial call is running.
-        reason: How the last call failed.
     """
 
-    __slots__ = ("_count", "_failures", "_first_s", "_seconds", "_until", "is_trying", "reason")
+    __slots__ = ("_count", "_failures", "_first_s", "_seconds", "_until", "is_trying")
 
     def __init__(self, failures: int, seconds: float) -> None:
         self._failures, self._first_s, self._seconds = failures, seconds, seconds
         self._count = 0
         self._until = -math.inf  # end of the refusals
         self.is_trying = False
-        self.reason = ""
 
     def state(self, now: float) -> Literal["closed", "open", "half_open"]:
         """Return "closed" (calls pass), "open" (refused) or "half_open" (tried one at a time)."""
@@ -87,20 +78,16 @@ class CircuitBreaker:
         """Record that the service answered."""
         self._count, self._seconds, self.is_trying = 0, self._first_s, False
 
-    def record_failure(self, now: float, reason: str = "") -> None:
-        """Record that the service failed.
-
-        Args:
-            now: The time in seconds.
-            reason: How it failed.
-        """
+    def record_failure(self, now: float) -> bool:
+        """Record that the service failed; return True if that opens a circuit that was closed."""
         state = self.state(now)
         if state == "open":  # the call was already running when the circuit opened
-            return
-        self.reason = " ".join(reason.split())[:MAX_REASON]
+            return False
         self._count += 1
         self.is_trying = False
         if state == "half_open":
             self._seconds = min(2 * self._seconds, LONGEST_S)
-        if self._count >= self._failures:
-            self._until = now + self._seconds
+        if self._count < self._failures:
+            return False
+        self._until = now + self._seconds
+        return state == "closed"

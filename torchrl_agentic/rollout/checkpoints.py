@@ -235,10 +235,10 @@ def discard_steps(folder: str | Path, first: int) -> None:
     """Remove what a run has written about the steps that it repeats when it is resumed.
 
     Args:
-        folder: Folder of the run: files named after their step, as `Recorder` writes them, are deleted, and
-            lines of CSV files that begin with the step, as TorchRL's `CSVLogger` writes them, and groups and
-            timelines of batches are removed, as are trajectories of earlier steps that had not left in a
-            batch. See `open_logger` for other loggers.
+        folder: Folder of the run. Files named after their step, as `Recorder` writes them, are deleted. Lines
+            of CSV files that begin with the step, as TorchRL's `CSVLogger` writes them, groups of batches,
+            the timelines beside them, and trajectories of earlier steps that had not left in a batch are
+            removed. See `open_logger` for other loggers.
         first: The first step that is repeated.
     """
     for path in Path(folder).rglob("*.jsonl*"):

@@ -17,7 +17,7 @@ RUN_ID = "wandb-run-id"
 
 
 def open_logger(
-    kind: Literal["", "tensorboard", "wandb"], folder: str | Path, *, start: int = 0, **options: Any
+    kind: Literal["", "csv", "tensorboard", "wandb"], folder: str | Path, *, start: int = 0, **options: Any
 ) -> Any:
     """Return the logger of a training run; one that is resumed continues what it has logged.
 
@@ -25,8 +25,8 @@ def open_logger(
     under the id that is kept in the folder; it keeps what it has of steps that are repeated.
 
     Args:
-        kind: "tensorboard", or "wandb" for Weights & Biases; "" for none. CSV files need none of this: see
-            `discard_steps`.
+        kind: "csv", whose repeated lines `discard_steps` removes, "tensorboard", or "wandb" for Weights &
+            Biases; "" for none.
         folder: Folder of the run, which gets the files of the logger; its name is that of the run.
         start: The first step that is logged; 0 for a new run.
         **options: Passed on to TorchRL's `get_logger`, such as `wandb_kwargs`.

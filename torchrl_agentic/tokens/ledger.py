@@ -248,7 +248,7 @@ class TokenLedger:
 
 
 def _checked_ids(ids: Iterable[int]) -> array[int]:
-    """Return ids as an array; raise ValueError, before the first one is appended, if one is none."""
+    """Return ids as an array; raise ValueError if one is negative or no integer, before any is appended."""
     if not isinstance(ids, array) or ids.typecode != "q":
         ids = list(ids)
         if not set(map(type, ids)) <= {int}:

@@ -275,7 +275,7 @@ class ServiceClient:
                     await asyncio.sleep(seconds)
         except TimeoutError:
             if limiter is not None and (bound.expired() or last is None) and self.answered_at < call.began:
-                limiter.record_failure()
+                limiter.record_failure(str(last or "no response"))
             cause = (
                 f"; last error: {last}" if last else "" if tries > 1 else ", or its limiter had no free slot"
             )

@@ -571,3 +571,14 @@ def test_a_call_whose_share_is_used_up_tries_again():
     result, now = run_skipping(run())
     assert (result.text, now) == ("c", 4.0)
     assert tool.log[2:] == [("begin 2", 3.0), ("stop 0", 4.0)]
+
+
+def test_a_second_call_that_hangs_gives_its_slot_back_to_a_first_one_that_was_retried():
+    timed = Timed((0.2, INFRA), (math.inf, OK), (0.1, OK))
+    hedged = eager(Retrying(timed, first_s=0.5), after=0.4)
+    limiter = RateLimiter(max_concurrent=1)
+    result, now = ask_at(hedged, rate_limits={"timed": limiter}, per_call_timeout=4.0)
+    assert [what for what, _ in timed.log] == ["begin 0", "begin 1", "stop 1", "begin 2"]
+    assert result.text == "fine"
+    assert 4.0 <= now < 6.0
+    assert limiter.stats().in_flight == 0

@@ -244,8 +244,8 @@ class MCPTool(Tool):
                 result = await self._call(client, args, ctx, queued_at)
             except ChangedTool:
                 raise  # not a failure of the server
-            except (InfrastructureError, TimeoutError):
-                limiter.record_failure()
+            except (InfrastructureError, TimeoutError) as error:
+                limiter.record_failure(str(error))
                 raise
             limiter.record_success()
             return result

@@ -150,9 +150,12 @@ class Hedged(Wrapped):
             self.hedging.take_back()
             return _NO_SLOT
         try:
-            return await self._outcome(args, replace(ctx, slot=slot))
+            # The clock of the call may stand, while the first one waits for the slot that this one has.
+            async with asyncio.timeout_at(ctx.deadline) as bound:
+                outcome = await self._outcome(args, replace(ctx, slot=slot))
+            return TimeoutError() if bound.expired() else outcome
         finally:
-            slot.release()
+            slot.close()
 
     def _stop(self, task: asyncio.Task[Outcome] | None, *reason: Any) -> None:
         """Cancel a call unless it has ended, and remember it until it has."""

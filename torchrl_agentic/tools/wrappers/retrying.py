@@ -140,9 +140,9 @@ class Retrying(Wrapped):
         if slot is None:
             await pause(seconds, self.call_later)
             return ctx
-        if not isinstance(outcome, ToolResult):
+        if isinstance(outcome, InfrastructureError):
             slot.record(has_answered=False, reason=str(outcome))
-        elif outcome.status is Status.INFRA:
+        elif isinstance(outcome, ToolResult) and outcome.status is Status.INFRA:
             slot.record(has_answered=False, reason=outcome.text)
         slot.release()
         await pause(seconds, self.call_later)

@@ -218,7 +218,9 @@ def _verdicts(comparison: Comparison) -> list[Text]:
             lines.append(Text(f"B is {verdict}: {'; '.join(figures)}.", style=_STYLES[verdict]))
         if found := [one for one in said if one in times]:
             word = {"better": "shorter", "worse": "longer"}[verdict]
-            lines.append(Text(f"Times that are {word} in B, maybe of the machine: {'; '.join(found)}."))
+            lines.append(
+                Text(f"Times that are {word} in B (the machine may be the cause): {'; '.join(found)}.")
+            )
     return lines or [Text("No difference exceeds the noise.")]
 
 
