@@ -419,6 +419,20 @@ def test_a_task_that_cannot_be_pickled_is_dropped():
     assert collector.stats.snapshot()["failures"] == {"task": 1}
 
 
+def test_waiting_for_a_worker_takes_no_time_of_a_trajectory():
+    collector = collector_of(
+        WildEngine(looks(1), delay=lambda key: 2.0),
+        tools=[SharedTool()],
+        tasks=4,
+        workers=InProcessWorkers(1, max_trajectories=1),
+        trajectory_timeout=5.0,
+        max_staleness=None,
+    )
+    rows = rows_of(run_skipping(drained(collector)))
+    assert len(rows) == 4
+    assert collector.stats.snapshot()["failures"] == {}
+
+
 def test_what_is_no_workers_is_refused():
     with pytest.raises(TypeError, match="workers is RayWorkers"):
         collector_of(WildEngine(looks(1)), tools=[PlainTool.opened()], workers=8)

@@ -155,7 +155,8 @@ class AgentCollector(BaseCollector):
         reward: Function of a finished `Trajectory` that returns a number, a bool or a `Score`, added to the
             rewards of the transforms. Sync ones run on a thread; async and `batched` ones are awaited. Other
             trajectories go on meanwhile.
-        trajectory_timeout: Seconds that a trajectory may take, its reward included; None: no limit.
+        trajectory_timeout: Seconds that a trajectory may take, its reward included, and without waiting for
+            a worker; None: no limit.
         on_failure: What follows if a trajectory times out, loses its engine, or its reward fails. "replace":
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
             task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next

@@ -120,6 +120,7 @@ class RemoteRun:
         name: Name of the trajectory.
         group: Number of the group; None without one.
         phase: What runs: the preparation of the task, the turns, or the rewards.
+        time_limit: Time limit of the trajectory, or None.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class RemoteRun:
         self._engine_error: Exception | None = None
         self._next: asyncio.Future[FromWorker] = self._loop.create_future()
         self._place: Place | None = None
+        self.time_limit: asyncio.Timeout | None = None
         if state is not None:
             self._resume(state)
 
@@ -196,7 +198,7 @@ class RemoteRun:
         while True:
             state = self.state()
             task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
-            self._place = await self._places.enter(self, Begin(self.name, task, self._index, state))
+            self._place = await self._entered(Begin(self.name, task, self._index, state))
             try:
                 return await self._follow(self._place)
             except WorkerLost as error:
@@ -215,6 +217,18 @@ class RemoteRun:
             finally:
                 self._place.leave(self)
                 self._place = None
+
+    async def _entered(self, begin: Begin) -> Place:
+        """Wait for a worker, while the time limit of the trajectory stands still, and begin there."""
+        limit, left = self.time_limit, None
+        if limit is not None and (deadline := limit.when()) is not None:
+            left = deadline - self._loop.time()
+            limit.reschedule(None)
+        try:
+            return await self._places.enter(self, begin)
+        finally:
+            if limit is not None and left is not None:
+                limit.reschedule(self._loop.time() + left)
 
     async def _follow(self, place: Place) -> Ended:
         """Answer a worker's requests until the trajectory has ended there."""

@@ -11,7 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
@@ -511,7 +511,9 @@ class RolloutLoop:
         group.runs[index] = RunningTrajectory(index, name, attempt, suffix), run
         reason, is_kept, failure = "", False, None
         try:
-            async with asyncio.timeout(self._options.trajectory_timeout):
+            async with asyncio.timeout(self._options.trajectory_timeout) as limit:
+                if self._runs is not None:
+                    cast("Any", run).time_limit = limit
                 trajectory = await run.run()
             if self._is_open(group):
                 reason, is_kept = trajectory.reason, True
