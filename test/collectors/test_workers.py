@@ -421,15 +421,15 @@ def test_a_task_that_cannot_be_pickled_is_dropped():
 
 def test_waiting_for_a_worker_takes_no_time_of_a_trajectory():
     collector = collector_of(
-        WildEngine(looks(1), delay=lambda key: 2.0),
+        WildEngine(looks(1), delay=lambda key: 0.1),
         tools=[SharedTool()],
-        tasks=4,
+        tasks=12,
         workers=InProcessWorkers(1, max_trajectories=1),
         trajectory_timeout=5.0,
         max_staleness=None,
     )
     rows = rows_of(run_skipping(drained(collector)))
-    assert len(rows) == 4
+    assert len(rows) == 12
     assert collector.stats.snapshot()["failures"] == {}
 
 
