@@ -467,6 +467,8 @@ def test_an_engine_of_messages_has_trajectories_and_no_batches():
             ["you said q0"],
             ["you said q1"],
         ]
+    with pytest.raises(ValueError, match=r"max_trajectory_tokens needs .* evaluate\(\)"):
+        AgentCollector(ToolCompose([]), engine=Speaks(), tasks=numbered_tasks(2), max_trajectory_tokens=100)
 
 
 def test_names_are_unique_in_the_process():

@@ -150,8 +150,8 @@ class AgentCollector(BaseCollector):
             "finish": the update waits until running answers have ended.
         max_turns: Upper bound on the messages of the model in a trajectory.
         max_new_tokens: Upper bound on the tokens of one message.
-        max_trajectory_tokens: Upper bound on the tokens of a trajectory; None: the context length of the
-            engine.
+        max_trajectory_tokens: Upper bound on the tokens of a trajectory, for engines that take tokens; None:
+            the context length of the engine.
         reward: Function of a finished `Trajectory` that returns a number, a bool or a `Score`, added to the
             rewards of the transforms. Sync ones run on a thread; async and `batched` ones are awaited. Other
             trajectories go on meanwhile.
@@ -279,6 +279,10 @@ class AgentCollector(BaseCollector):
             check_count("max_in_flight", max_in_flight, optional=False)
         options = {**(tokenizer_options or {})}
         if max_trajectory_tokens is not None:
+            if not takes_tokens:
+                raise ValueError(
+                    "max_trajectory_tokens needs an engine that takes tokens; evaluate() bounds those of others"
+                )
             options["max_trajectory_tokens"] = max_trajectory_tokens
         if takes_tokens and tokenizer is not None:
             check_tokenizer(tokenizer)

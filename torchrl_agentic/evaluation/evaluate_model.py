@@ -224,7 +224,7 @@ def evaluate(
             max_staleness=None,
             max_turns=max_turns,
             max_new_tokens=max_new_tokens,
-            max_trajectory_tokens=max_trajectory_tokens,
+            max_trajectory_tokens=None if takes_messages else max_trajectory_tokens,
             reward=run.score,
             trajectory_timeout=trajectory_timeout,
             on_failure="replace",
