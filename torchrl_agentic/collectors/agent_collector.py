@@ -281,7 +281,7 @@ class AgentCollector(BaseCollector):
         if max_trajectory_tokens is not None:
             if not takes_tokens:
                 raise ValueError(
-                    "max_trajectory_tokens needs an engine that takes tokens; evaluate() bounds those of others"
+                    "max_trajectory_tokens needs an engine that takes tokens; evaluate() bounds others, too"
                 )
             options["max_trajectory_tokens"] = max_trajectory_tokens
         if takes_tokens and tokenizer is not None:

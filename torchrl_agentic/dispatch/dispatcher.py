@@ -84,7 +84,7 @@ class Dispatcher:
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
-            if not callable(getattr(limiter, "slot", None)):
+            if not isinstance(cast("object", limiter), Limiter):
                 raise TypeError(
                     f"rate_limits[{name!r}] is not a limiter: write RateLimiter(max_concurrent={limiter!r})"
                 )
