@@ -46,10 +46,10 @@ test-vllm: .venv-vllm/ready
 		test/engines/test_vllm_engine.py test/collectors/test_collector_vllm.py \
 		test/collectors/test_training_vllm.py
 
-# A server of vLLM in a process of its own, and Ray actors; CI has no time for them.
+# A server of vLLM in a process of its own, Ray actors, and the example with vLLM; CI has no time for them.
 test-vllm-servers: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/engines/test_vllm_server.py test/engines/test_vllm_actors.py test/engines/test_openai_vllm.py \
-		test/engines/test_engine_pool_vllm.py
+		test/engines/test_engine_pool_vllm.py test/test_grpo_example_vllm.py
 
 # A Ray cluster of three nodes on this machine, of which one is removed. It runs alone, since the limits that
 # tests of sandboxes set on their user end its actors.

@@ -156,7 +156,7 @@ def test_a_worker_that_is_stopped_is_ended_and_replaced(cluster, tmp_path, monke
         tasks=tasks(2),
         groups_per_batch=2,
         max_staleness=None,
-        trajectory_timeout=20.0,  # in which another worker starts
+        trajectory_timeout=5.0,
         workers=RayWorkers(1, cpus_per_worker=1),
     )
     rows = []

@@ -885,7 +885,7 @@ class TestContainer:
         transform = ToolCompose([Silent(), add])
         assert [record.getMessage() for record in caplog.records] == [
             "tool 'silent' has no description, so that the model cannot know what it does: give the function"
-            " a docstring, or the tool a description"
+            " a docstring, or pass description= to the tool or to as_tool"
         ]
         transform.append(tool(lambda: 1, name="bare"))
         assert caplog.text.count("has no description") == 2
