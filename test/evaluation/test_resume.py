@@ -32,7 +32,7 @@ class Slow(ChatEngine):
     async def chat(self, messages, *, tools, max_tokens, key):
         with open("asked", "a") as log:
             log.write(key.partition("/")[0] + "\\n")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         return Message("assistant", "yes")
 
     async def update(self, weights):
