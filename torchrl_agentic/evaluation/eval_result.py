@@ -13,7 +13,7 @@ from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.evaluation.estimates import Estimate, mean_estimate, pass_estimate
 from torchrl_agentic.evaluation.eval_folder import read_eval
-from torchrl_agentic.evaluation.eval_sample import EvalSample, usage_from
+from torchrl_agentic.evaluation.eval_sample import BOUNDS, EvalSample, usage_from
 from torchrl_agentic.messages import JSON
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ STOPS = {
     "running": "it has not ended, or its program was killed",
 }
 """Why an evaluation stopped before all samples were asked; "" if it did not."""
-BOUNDS = frozenset({"max_turns", "max_trajectory_tokens"})
-"""Reasons of trajectories that a bound ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FAILED = "failed"
 """Reason why the record of a failed sample ended."""
+BOUNDS = frozenset({"max_turns", "max_trajectory_tokens"})
+"""Reasons of trajectories that a bound ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
     """
     from torchrl_agentic.collectors.task import Trajectory
 
-    truncated = record.termination_reason in ("max_turns", "max_trajectory_tokens")
+    truncated = record.termination_reason in BOUNDS
     return Trajectory(
         record.trajectory,
         task,

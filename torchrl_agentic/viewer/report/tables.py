@@ -212,14 +212,13 @@ def _verdicts(comparison: Comparison) -> list[Text]:
     """Return lines that say what is better or worse in B, and by how much."""
     lines: list[Text] = []
     for verdict in ("better", "worse"):
-        said = [_said(tool, one) for tool, one in comparison.changes if one.verdict == verdict]
-        times = {_said(tool, one) for tool, one in comparison.changes if one.kind == "seconds"}
-        if figures := [one for one in said if one not in times]:
+        changed = [(tool, one) for tool, one in comparison.changes if one.verdict == verdict]
+        if figures := [_said(tool, one) for tool, one in changed if one.kind != "seconds"]:
             lines.append(Text(f"B is {verdict}: {'; '.join(figures)}.", style=_STYLES[verdict]))
-        if found := [one for one in said if one in times]:
+        if times := [_said(tool, one) for tool, one in changed if one.kind == "seconds"]:
             word = {"better": "shorter", "worse": "longer"}[verdict]
             lines.append(
-                Text(f"Times that are {word} in B (the machine may be the cause): {'; '.join(found)}.")
+                Text(f"Times that are {word} in B (the machine may be the cause): {'; '.join(times)}.")
             )
     return lines or [Text("No difference exceeds the noise.")]
 
