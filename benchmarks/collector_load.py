@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 import time
+from array import array
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -131,15 +132,17 @@ class Answers:
 
     def __init__(self, load: Load, prepared: int) -> None:
         self._load = load
+        # In arrays, which the garbage collector need not visit.
         self._known = [
-            [load.answer(number, turn) for turn in range(len(load.plan(number).sizes))]
+            tuple(array("q", load.answer(number, turn)) for turn in range(len(load.plan(number).sizes)))
             for number in range(prepared)
         ]
 
     def __call__(self, key: str, turn: int, prompt: object) -> list[int]:
         """Return the ids of an answer."""
         number = number_of(key)
-        return self._known[number][turn] if number < len(self._known) else self._load.answer(number, turn)
+        is_known = number < len(self._known)
+        return self._known[number][turn].tolist() if is_known else self._load.answer(number, turn)
 
 
 def tasks(first: int = 0, stop: int | None = None) -> Iterator[Task]:

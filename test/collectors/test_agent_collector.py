@@ -27,11 +27,12 @@ from torchrl.objectives.llm import GRPOLoss
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic import EndTrajectory, RateLimiter, ToolCompose
-from torchrl_agentic.collectors import AgentCollector, Task
-from torchrl_agentic.collectors.batching import group_advantage
+from torchrl_agentic.collectors import AgentCollector, Task, Trajectory
+from torchrl_agentic.collectors.batching import collector_batch, group_advantage
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import training_policy
 from torchrl_agentic.testing import run_skipping
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 def simple(engine=None, *, turns=0, **more):
@@ -292,6 +293,32 @@ def test_the_loss_takes_samples_as_they_are():
     assert found.loss_objective.isfinite()
     assert all(one.grad.isfinite().all() for one in model.parameters() if one.grad is not None)
     assert sum(one.grad.abs().sum() for one in model.parameters() if one.grad is not None) > 0
+
+
+def test_groups_of_several_sizes_have_their_own_advantages():
+    ledger = TokenLedger()
+    ledger.add_prompt([1])
+    ledger.add_sampled([2], [-0.5])
+    rewards = [(1.0, 2.0), (3.0,), (0.0, 0.0, 6.0), (5.0, 9.0)]
+
+    def trajectory(name, index, reward):
+        return Trajectory(
+            name,
+            Task("t", [{"role": "user", "content": "q"}]),
+            index,
+            (),
+            reason="no_calls",
+            ledger=ledger,
+            reward=reward,
+        )
+
+    groups = [
+        (number, [trajectory(f"{number}.{index}", index, reward) for index, reward in enumerate(group)])
+        for number, group in enumerate(rewards)
+    ]
+    batch = collector_batch(groups)
+    wanted = torch.cat([group_advantage(torch.tensor(group), len(group)) for group in rewards])
+    assert torch.equal(torch.stack([row["advantage"] for row in batch.unbind(0)]), wanted)
 
 
 def test_the_advantage_is_that_of_the_group():

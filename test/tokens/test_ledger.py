@@ -63,6 +63,25 @@ def test_spans_cover_the_ledger_without_gaps(chosen):
     assert all(a.source != b.source for a, b in itertools.pairwise(spans))
 
 
+@given(st.lists(entries(), max_size=8), st.none() | st.integers(0, 50))
+def test_columns_are_independent_copies_of_the_first_tokens(chosen, size):
+    ledger = filled(chosen)
+    columns = ledger.columns(size)
+    same = (columns.ids, ledger.ids), (columns.sources, ledger.sources), (columns.versions, ledger.versions)
+    assert all(list(column) == list(values[:size]) for column, values in same)
+    assert list(map(repr, columns.log_probs)) == list(map(repr, ledger.log_probs[:size]))
+    columns.ids.append(1)
+    assert ledger == filled(chosen)
+
+
+@given(st.lists(entries(), max_size=8))
+def test_no_token_was_sampled_behind_the_last_sampled_one(chosen):
+    ledger = filled(chosen)
+    stop = ledger.sampled_stop
+    assert SAMPLED not in ledger.sources[stop:]
+    assert stop == 0 or ledger.sources[stop - 1] == SAMPLED
+
+
 @given(st.lists(entries(), max_size=8))
 def test_a_ledger_survives_json(chosen):
     ledger = filled(chosen)

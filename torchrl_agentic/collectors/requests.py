@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import weakref
@@ -136,7 +135,9 @@ class Requests:
             ValueError: If the engine cannot take the prompt.
         """
         if self.permits is None:
-            async with self._answering():
+            if not self._drains:
+                return await self._sample(writer, max_tokens, key, on_ids, media)
+            async with self._gate.request():
                 return await self._sample(writer, max_tokens, key, on_ids, media)
         ledger = writer if isinstance(writer, TokenLedger) else writer.ledger
         is_new = SAMPLED not in ledger.sources
@@ -164,12 +165,28 @@ class Requests:
         answer: list[int] = []
         n_empty = 0
         heard = None if on_ids is None else _Heard(on_ids)
+        more: dict[str, Any] = {} if media is None or not media else {"media": media}
+        if more and not getattr(self.engine, "takes_media", False):
+            raise ValueError(
+                f"{type(self.engine).__name__} takes no {' or '.join(media or ())}: takes_media is not set"
+            )
+        prompt: Sequence[int] = ()
+        left = max_tokens
+
+        def ask(engine: Any) -> Awaitable[Sampled]:
+            listener = None if heard is None else heard.next_request()
+            return engine.sample(prompt, max_tokens=left, key=key, on_ids=listener, **more)
+
         while True:
             left = max_tokens - len(answer)
-            ask = functools.partial(self._ask, writer.ids, left, key, heard, media)
-            found = await self._with_retries(ask, key)
+            prompt = writer.ids
+            found, version = await self._request(ask, key)
+            if heard is not None:
+                heard.is_open = False
             ids, log_probs = self._checked(found, left)
-            writer.add_sampled(ids, log_probs, version=found.version)
+            if found.version is not None:
+                version = self._version_base + found.version
+            writer.add_sampled(ids, log_probs, version=version)
             answer += ids
             if found.finish != "aborted":
                 return answer, found.finish
@@ -195,72 +212,48 @@ class Requests:
             InfrastructureError: If the engine fails more often than `retries` allows.
         """
         async with self._answering():
-            return await self._with_retries(lambda: self._counted(lambda: ask(self.engine)), key)
+            return (await self._request(ask, key))[0]
 
-    async def _ask(
-        self,
-        ids: Sequence[int],
-        max_tokens: int,
-        key: str,
-        heard: _Heard | None,
-        media: Mapping[str, Sequence[Any]] | None,
-    ) -> Sampled:
-        if media and not getattr(self.engine, "takes_media", False):
-            raise ValueError(
-                f"{type(self.engine).__name__} takes no {' or '.join(media)}: takes_media is not set"
-            )
-        more = {"media": media} if media else {}
+    async def _request(self, ask: Callable[[Any], Awaitable[T]], key: str) -> tuple[T, int]:
+        """Make a request, and again after an InfrastructureError; count it while it is open.
 
-        async def ask() -> Sampled:
-            version = self.version
-            on_ids = None if heard is None else heard.next_request()
-            found: Sampled = await self.engine.sample(
-                ids, max_tokens=max_tokens, key=key, on_ids=on_ids, **more
-            )
-            if heard is not None:
-                heard.is_open = False
-            if not isinstance(cast("object", found), Sampled):
-                raise WrongAnswer(f"the engine returned {type(found).__name__} instead of Sampled")
-            if found.version is not None:
-                version = self._version_base + found.version
-            return Sampled(found.ids, found.log_probs, found.finish, version)
+        One coroutine does all of it, since each request that waits keeps its coroutines alive.
 
-        return await self._counted(ask)
-
-    async def _counted(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Make a request, count it while it is open, and raise errors that the protocol knows."""
-        if self._stats is not None:
-            self._stats.request_began()
-        try:
-            if not self._is_pushed:
-                return await ask()
-            async with contextlib.nullcontext() if self._drains else self._gate.request():
-                if self._failure is not None:
-                    raise InfrastructureError(self._failure)
-                return await ask()
-        except asyncio.CancelledError as error:
-            if is_cancelling():
-                raise
-            raise InfrastructureError(f"{type(self.engine).__name__} cancelled a request") from error
-        except (InfrastructureError, EngineUnusable, ValueError):
-            raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise EngineCrash(f"{type(self.engine).__name__} raised {error!r}") from error
-        finally:
-            if self._stats is not None:
-                self._stats.request_ended()
-
-    async def _with_retries(self, ask: Callable[[], Awaitable[T]], key: str) -> T:
+        Returns:
+            What the engine returned, and the policy version when the request was made.
+        """
         for attempt in range(self._retries + 1):
+            if self._stats is not None:
+                self._stats.request_began()
             try:
-                return await ask()
+                if not self._is_pushed:
+                    version = self.version
+                    return await ask(self.engine), version
+                async with contextlib.nullcontext() if self._drains else self._gate.request():
+                    if self._failure is not None:
+                        raise InfrastructureError(self._failure)
+                    version = self.version
+                    return await ask(self.engine), version
+            except asyncio.CancelledError as error:
+                if is_cancelling():
+                    raise
+                failure = InfrastructureError(f"{type(self.engine).__name__} cancelled a request")
+                failure.__cause__ = error
             except (WrongAnswer, EngineCrash):
                 raise
             except InfrastructureError as error:
-                if attempt == self._retries:
-                    raise
-                logger.warning("the engine failed (%s): %s; asking again", key, error)
-                await asyncio.sleep(self._backoff_s * 2**attempt)
+                failure = error
+            except (EngineUnusable, ValueError):
+                raise
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                raise EngineCrash(f"{type(self.engine).__name__} raised {error!r}") from error
+            finally:
+                if self._stats is not None:
+                    self._stats.request_ended()
+            if attempt == self._retries:
+                raise failure
+            logger.warning("the engine failed (%s): %s; asking again", key, failure)
+            await asyncio.sleep(self._backoff_s * 2**attempt)
         raise AssertionError("unreachable")
 
     def _count(self, event: Event) -> None:
@@ -269,6 +262,8 @@ class Requests:
 
     def _checked(self, found: Sampled, max_tokens: int) -> tuple[list[int], list[float] | None]:
         """Return ids and log-probabilities; raise WrongAnswer if they break the protocol of engines."""
+        if not isinstance(cast("object", found), Sampled):
+            raise WrongAnswer(f"the engine returned {type(found).__name__} instead of Sampled")
         ids, log_probs = _list_of(found.ids, Integral, "token ids"), None
         if found.log_probs is not None:
             log_probs = _list_of(found.log_probs, Real, "log-probabilities")

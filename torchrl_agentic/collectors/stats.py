@@ -236,23 +236,22 @@ class CollectorStats:
         with self._lock:
             took = max(0.0, span.stop - span.start)
             self._version = max(self._version, span.version)
-            _add(self._seconds, self._key(span), took)
             if span.cause == "tool":
-                calls = self._calls.setdefault(_among(self._calls, span.name), Counter())
+                name = _among(self._calls, span.name)
+                _add(self._seconds, f"tool/{name}", took)
+                if (calls := self._calls.get(name)) is None:
+                    calls = self._calls[name] = Counter()
                 calls["n"] += 1
                 calls[f"status/{span.status.lower()}"] += 1
-            elif span.cause == "engine":
+            else:
+                _add(self._seconds, span.cause, took)
+            if span.cause == "engine":
                 self._engine.tokens += span.tokens
                 self._engine.advance(self._now())
             if not span.trajectory:
                 self._own.append(span)
             elif (trajectory := self._known.get(span.trajectory)) is not None:
                 self._keep(trajectory, span)
-
-    def _key(self, span: Span) -> str:
-        if span.cause != "tool":
-            return span.cause
-        return f"tool/{_among(self._calls, span.name)}"
 
     def _keep(self, trajectory: _Trajectory, span: Span) -> None:
         trajectory.turn = max(trajectory.turn, span.turn)
@@ -596,6 +595,8 @@ class CollectorStats:
 
 def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
+    if name in names:
+        return name
     name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
 

@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 SAMPLED, PROMPT, BOUNDARY = -1, -2, -3
 """Sources of a token: the policy; a prompt or an injected message; the chat template between messages.
@@ -17,6 +17,15 @@ The source of a tool result's token is the number of its call, counted through t
 _NAMES = {SAMPLED: "sampled", PROMPT: "prompt", BOUNDARY: "boundary"}
 _UNKNOWN, _NO_VERSION = array("d", [math.nan]), array("q", [-1])
 _MAX_LOG_PROB = 1e-4  # above 0, for the rounding of an engine
+
+
+class Columns(NamedTuple):
+    """Copies of the arrays of a ledger, each [T]: int64, but for float64 log-probabilities."""
+
+    ids: array[int]
+    sources: array[int]
+    log_probs: array[float]
+    versions: array[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +160,15 @@ class TokenLedger:
         Raises:
             ValueError: If `ids` and `sources` differ in length, or a source is SAMPLED or unknown.
         """
-        sources = list(sources)
-        if any(source < BOUNDARY or source == SAMPLED for source in sources):
+        if not isinstance(sources, array) or sources.typecode != "q":
+            sources = array("q", sources)
+        if sources and (min(sources) < BOUNDARY or SAMPLED in sources):
             raise ValueError(f"sources are PROMPT, BOUNDARY and numbers of calls; got {min(sources)}")
         ids = _checked_ids(ids)
         if len(ids) != len(sources):
             raise ValueError(f"{len(ids)} tokens, but {len(sources)} sources")
         self._ids += ids
-        self._sources += array("q", sources)
+        self._sources += sources
         self._log_probs += _UNKNOWN * len(ids)
         self._versions += _NO_VERSION * len(ids)
 
@@ -177,6 +187,19 @@ class TokenLedger:
             start: Number of the first tokens, which are left out.
         """
         return self._ids[start:], self._sources[start:]
+
+    def columns(self, size: int | None = None) -> Columns:
+        """Return copies of the arrays, whose memory a tensor may share.
+
+        Args:
+            size: Number of the first tokens that are copied; None: all.
+        """
+        return Columns(self._ids[:size], self._sources[:size], self._log_probs[:size], self._versions[:size])
+
+    @property
+    def sampled_stop(self) -> int:
+        """Number of tokens up to the last sampled one; 0 if none was sampled."""
+        return len(self) - self._sources[::-1].index(SAMPLED) if SAMPLED in self._sources else 0
 
     def copy(self, size: int | None = None) -> Self:
         """Return an independent copy, for a branch of the trajectory.
