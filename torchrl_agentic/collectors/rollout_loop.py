@@ -11,7 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
@@ -31,7 +31,7 @@ from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
-from torchrl_agentic.collectors.workers import Run, Runs, TrajectoryLost, WorkersFailed
+from torchrl_agentic.collectors.workers import Run, Runs, TrajectoryLost, WorkerRun, WorkersFailed
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.dispatch.threads import WorkerThreads
@@ -496,13 +496,14 @@ class RolloutLoop:
         name = f"{key}{suffix}"
         self._stats.trajectory_began(name, str(group.number))
         observer = _Observer(self._stats, slot, self._changed.set)
+        on_worker: WorkerRun | None = None
         if self._runs is None:
             run: Run = self._run_of(
                 group, index, name, key=key, state=state, observer=observer, session=session,
                 forking=self._forking(group, branch),
             )  # fmt: skip
         else:
-            run = self._runs.new_run(
+            run = on_worker = self._runs.new_run(
                 group.task,
                 name=name,
                 index=index,
@@ -515,8 +516,8 @@ class RolloutLoop:
         reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout) as limit:
-                if self._runs is not None:
-                    cast("Any", run).time_limit = limit
+                if on_worker is not None:
+                    on_worker.time_limit = limit
                 trajectory = await run.run()
             if self._is_open(group):
                 reason, is_kept = trajectory.reason, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -47,6 +48,16 @@ class Run(Protocol):
         ...
 
 
+class WorkerRun(Run, Protocol):
+    """A trajectory on a worker.
+
+    Attributes:
+        time_limit: Time limit of the trajectory, which stands still while it waits for a worker; or None.
+    """
+
+    time_limit: asyncio.Timeout | None
+
+
 class Runs(Protocol):
     """Creates trajectories of a `RolloutLoop` that run on workers; see `WorkerPool`."""
 
@@ -60,7 +71,7 @@ class Runs(Protocol):
         observer: Any,
         state: TrajectoryState | None = None,
         key: str | None = None,
-    ) -> Run:
+    ) -> WorkerRun:
         """Return a trajectory that has not begun.
 
         Args:
