@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torchrl_agentic.collectors.segments import Segment, segments_of
 from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms import specs
+from torchrl_agentic.transforms.token_rows import column_tensor
 
 
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
@@ -54,21 +54,15 @@ def ledger_row(ledger: TokenLedger) -> TensorDictBase:
     """
     ids, sources, log_probs, _ = ledger.columns(ledger.sampled_stop or None)
     fields: dict[Any, torch.Tensor] = {
-        ("tokens", "full"): _tensor(ids),
+        ("tokens", "full"): column_tensor("q", ids, None),
         ("masks", "all_attention_mask"): torch.ones(len(ids), dtype=torch.bool),
-        ("masks", "all_assistant_mask"): _tensor(sources) == SAMPLED,
-        ("log_probs", "full"): _tensor(log_probs).float(),
+        ("masks", "all_assistant_mask"): column_tensor("q", sources, None) == SAMPLED,
+        ("log_probs", "full"): column_tensor("f", log_probs, None),
     }
     row = TensorDict({})
     for key, value in fields.items():
         row.set(key, value)
     return row
-
-
-def _tensor(values: array[Any]) -> torch.Tensor:
-    """Return an array of int64 or float64 as a tensor, which shares its memory."""
-    dtype = torch.int64 if values.typecode == "q" else torch.float64
-    return torch.frombuffer(values, dtype=dtype) if values else torch.empty(0, dtype=dtype)
 
 
 def collector_batch(
@@ -83,25 +77,16 @@ def collector_batch(
     rows: list[TensorDictBase] = []
     scores = [one.score for _, trajectories in groups for one in trajectories]
     parts = sorted({name for score in scores if score is not None for name in score.parts})
-    flat = _flat_advantages([trajectories for _, trajectories in groups])
-    for (number, trajectories), advantages in zip(groups, flat, strict=True):
+    for number, trajectories in groups:
         if has_trees and any(trajectory.forks for trajectory in trajectories):
             rows += (_segment_row(segment, number, parts) for segment in segments_of(trajectories))
             continue
+        rewards = torch.tensor([float(trajectory.reward) for trajectory in trajectories])
+        advantages = group_advantage(rewards, len(trajectories))
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
             row = _row(trajectory, number, advantage, parts)
             rows.append(_mark_shared(row, 0, trajectory.path) if has_trees else row)
     return LazyStackedTensorDict(*rows, stack_dim=0)
-
-
-def _flat_advantages(groups: Sequence[Sequence[Trajectory]]) -> list[torch.Tensor]:
-    """Return the advantages of each group, [N, 1, 1]; computed at once for all groups of a size."""
-    rewards = [[float(trajectory.reward) for trajectory in group] for group in groups]
-    of_size: dict[int, Iterator[torch.Tensor]] = {}
-    for size in {len(group) for group in groups}:
-        values = torch.tensor([group for group in rewards if len(group) == size])
-        of_size[size] = iter(group_advantage(values.flatten(), size).split(size))
-    return [next(of_size[len(group)]) for group in groups]
 
 
 def _segment_row(segment: Segment, group: int, parts: Sequence[str]) -> TensorDictBase:
@@ -154,7 +139,7 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor, parts: Seq
         ("next", "done"): torch.ones(1, dtype=torch.bool),
         ("next", "terminated"): torch.tensor([trajectory.terminated]),
         ("next", "truncated"): torch.tensor([trajectory.truncated]),
-        ("collector", "policy_version"): _tensor(ledger.columns(size).versions),
+        ("collector", "policy_version"): column_tensor("q", ledger.columns(size).versions, None),
         ("collector", "group"): torch.tensor([group]),
         ("collector", "seconds"): torch.tensor([trajectory.seconds]),
         ("collector", "name"): NonTensorData(trajectory.name),

@@ -135,9 +135,7 @@ class Requests:
             ValueError: If the engine cannot take the prompt.
         """
         if self.permits is None:
-            if not self._drains:
-                return await self._sample(writer, max_tokens, key, on_ids, media)
-            async with self._gate.request():
+            async with self._answering():
                 return await self._sample(writer, max_tokens, key, on_ids, media)
         ledger = writer if isinstance(writer, TokenLedger) else writer.ledger
         is_new = SAMPLED not in ledger.sources
@@ -165,25 +163,22 @@ class Requests:
         answer: list[int] = []
         n_empty = 0
         heard = None if on_ids is None else _Heard(on_ids)
-        more: dict[str, Any] = {} if media is None or not media else {"media": media}
-        if more and not getattr(self.engine, "takes_media", False):
+        if media and not getattr(self.engine, "takes_media", False):
             raise ValueError(
-                f"{type(self.engine).__name__} takes no {' or '.join(media or ())}: takes_media is not set"
+                f"{type(self.engine).__name__} takes no {' or '.join(media)}: takes_media is not set"
             )
-        prompt: Sequence[int] = ()
-        left = max_tokens
+        more = {"media": media} if media else {}
 
         def ask(engine: Any) -> Awaitable[Sampled]:
             listener = None if heard is None else heard.next_request()
-            return engine.sample(prompt, max_tokens=left, key=key, on_ids=listener, **more)
+            left = max_tokens - len(answer)
+            return engine.sample(writer.ids, max_tokens=left, key=key, on_ids=listener, **more)
 
         while True:
-            left = max_tokens - len(answer)
-            prompt = writer.ids
             found, version = await self._request(ask, key)
             if heard is not None:
                 heard.is_open = False
-            ids, log_probs = self._checked(found, left)
+            ids, log_probs = self._checked(found, max_tokens - len(answer))
             if found.version is not None:
                 version = self._version_base + found.version
             writer.add_sampled(ids, log_probs, version=version)
@@ -226,10 +221,9 @@ class Requests:
             if self._stats is not None:
                 self._stats.request_began()
             try:
-                if not self._is_pushed:
-                    version = self.version
-                    return await ask(self.engine), version
-                async with contextlib.nullcontext() if self._drains else self._gate.request():
+                # If answers drain before an update, `_answering` has entered the gate.
+                is_held = self._is_pushed and not self._drains
+                async with self._gate.request() if is_held else contextlib.nullcontext():
                     if self._failure is not None:
                         raise InfrastructureError(self._failure)
                     version = self.version

@@ -218,12 +218,9 @@ class RolloutLoop:
             return
         versions: Counter[int] = Counter()
         for group in groups:
-            pieces = [(one, 0, None) for one in group.done]
-            if group.branches:
-                pieces = [(one.trajectory, one.start, one.stop) for one in segments_of(group.done)]
-            for trajectory, start, stop in pieces:
-                if (ledger := trajectory.ledger) is not None:
-                    versions.update(ledger.versions[start:stop])
+            for segment in segments_of(group.done):
+                if (ledger := segment.trajectory.ledger) is not None:
+                    versions.update(ledger.versions[segment.start : segment.stop])
         del versions[-1]
         now = self._admission.version
         ages = {now - version: count for version, count in versions.items()}

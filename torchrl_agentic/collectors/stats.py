@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -198,7 +198,7 @@ class CollectorStats:
         self._groups: dict[str, dict[str, None]] = {}
         self._own: deque[Span] = deque(maxlen=_OWN_SPANS)
         self._seconds: dict[str, float] = {}
-        self._calls: dict[str, Counter[str]] = {}
+        self._calls: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._reasons: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
@@ -236,18 +236,17 @@ class CollectorStats:
         with self._lock:
             took = max(0.0, span.stop - span.start)
             self._version = max(self._version, span.version)
+            key: str = span.cause
             if span.cause == "tool":
                 name = _among(self._calls, span.name)
-                _add(self._seconds, f"tool/{name}", took)
-                if (calls := self._calls.get(name)) is None:
-                    calls = self._calls[name] = Counter()
+                key = f"tool/{name}"
+                calls = self._calls[name]
                 calls["n"] += 1
                 calls[f"status/{span.status.lower()}"] += 1
-            else:
-                _add(self._seconds, span.cause, took)
-            if span.cause == "engine":
+            elif span.cause == "engine":
                 self._engine.tokens += span.tokens
                 self._engine.advance(self._now())
+            _add(self._seconds, key, took)
             if not span.trajectory:
                 self._own.append(span)
             elif (trajectory := self._known.get(span.trajectory)) is not None:
@@ -595,8 +594,6 @@ class CollectorStats:
 
 def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
-    if name in names:
-        return name
     name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
 

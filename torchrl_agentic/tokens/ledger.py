@@ -208,8 +208,7 @@ class TokenLedger:
             size: Number of its first tokens that are copied; None: all.
         """
         new = type(self)()
-        new._ids, new._log_probs = self._ids[:size], self._log_probs[:size]
-        new._sources, new._versions = self._sources[:size], self._versions[:size]
+        new._ids, new._sources, new._log_probs, new._versions = self.columns(size)
         return new
 
     def to_json(self) -> dict[str, Any]:

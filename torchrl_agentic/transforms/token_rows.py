@@ -29,6 +29,7 @@ from torchrl_agentic.transforms.value_stack import (
 )
 
 _SCALAR = torch.Size(())
+_DTYPES = {"q": torch.int64, "f": torch.float32, "d": torch.float64}  # by the type code of an array
 
 
 TOKENS_LEFT = ("agentic", "tokens_left")
@@ -176,13 +177,14 @@ def column_tensor(
 
     Args:
         code: Type code of `array.array`: "q" for int64, "f" for float32.
-        values: The numbers, [T].
+        values: The numbers, [T]. The tensor may share the memory of an `array`.
         device: Device of the tensor.
     """
-    dtype = torch.int64 if code == "q" else torch.float32
+    dtype = _DTYPES[code]
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
-    made = torch.frombuffer(array(code, cast("Any", values)), dtype=dtype)
+    numbers = values if isinstance(values, array) else array(code, cast("Any", values))
+    made = torch.frombuffer(numbers, dtype=_DTYPES[numbers.typecode]).to(dtype)
     return made if device is None or device.type == "cpu" else made.to(device)
 
 

@@ -436,8 +436,9 @@ def _roots(tensordict: TensorDictBase, size: int) -> list[_Root]:
 
 
 def _ledger_tensors(ledger: TokenLedger, device: torch.device | None) -> dict[str, torch.Tensor]:
-    sources = column_tensor("q", ledger.sources, device)
-    log_probs = column_tensor("f", ledger.log_probs, device)
+    columns = ledger.columns()
+    sources = column_tensor("q", columns.sources, device)
+    log_probs = column_tensor("f", columns.log_probs, device)
     return {"mask": sources == SAMPLED, "sources": sources, "log_probs": log_probs}
 
 
