@@ -136,6 +136,8 @@ WRONG = {
     "no log-probs": (([5, 6, 2], None), "0 log-probabilities of 3 tokens"),
     "log-probs that are no numbers": (([5, 2], [-1, None]), "no finite numbers"),
     "infinite log-probs": (([5, 2], [-1, float("-inf")]), "no JSON|no finite numbers"),
+    "infinite log-probs of both signs": (([5, 2], [float("inf"), float("-inf")]), "no finite numbers"),
+    "a log-prob that is no float": (([5, 2], [-1, -(10**400)]), "no finite numbers"),
     "another stop token": (([5, 6], [-1, -1]), "stopped at id 6, which is none of the stop ids"),
     "an unknown finish": (([5, 6], [-1, -1], "tired"), "ended a request with 'tired'"),
 }
@@ -147,6 +149,12 @@ async def test_a_wrong_answer_is_an_error_that_says_what_is_wrong(kind, wrong):
     given, message = WRONG[wrong]
     with pytest.raises(InfrastructureError, match=message):
         await sample_from(kind, json_page(response(kind, *given)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_log_probs_that_are_rounded_above_0_are_0(kind):
+    found, _ = await sample_from(kind, json_page(response(kind, [5, 6, 2], [1e-7, -1, 0])))
+    assert list(found.log_probs) == [0.0, -1.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

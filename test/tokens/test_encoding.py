@@ -32,6 +32,7 @@ def test_control_tokens_come_only_from_trusted_parts(chosen):
 def test_trusted_text_has_the_ids_that_the_tokenizer_gives_it(chosen):
     found = ENCODER.encode([Piece(text, -2, is_trusted=True) for text in chosen])
     assert found.ids == QWEN("".join(chosen), add_special_tokens=False)["input_ids"]
+    assert ENCODER.encode_text("".join(chosen)) == found.ids
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -61,10 +62,19 @@ def test_placeholders_are_expanded_only_in_trusted_parts():
     assert found.ids.count(QWEN.eos_token_id) == 2
 
 
+@given(st.lists(texts, min_size=1, max_size=4), st.lists(texts, min_size=3, max_size=3))
+def test_a_trusted_text_is_expanded_before_it_is_encoded(between, expansions):
+    text, marks = "<|x|>".join(between), expansions[: len(between) - 1]
+    whole = ENCODER.encode([Piece(text, -3, is_trusted=True)], {"<|x|>": marks})
+    assert ENCODER.encode_text(text, {"<|x|>": marks}) == whole.ids
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_wrong_number_of_placeholders_is_rejected(count):
     with pytest.raises(ValueError, match=f"2 placeholders .* for {count} images"):
         ENCODER.encode([Piece("a<|x|><|x|>", -3, is_trusted=True)], {"<|x|>": ["x"] * count})
+    with pytest.raises(ValueError, match=f"2 placeholders .* for {count} images"):
+        ENCODER.encode_text("a<|x|><|x|>", {"<|x|>": ["x"] * count})
 
 
 def test_a_control_token_across_two_trusted_parts_is_one():

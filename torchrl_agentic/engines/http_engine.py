@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.http_session import HTTPSession
@@ -150,7 +149,7 @@ class HTTPEngine:
         self._timeout, self._patience = timeout, patience or Patience()
         self._update_weights, self._weights_parent = update_weights, weights_parent
         authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = HTTPSession(self._url, {**authorization, **(headers or {})}, timeout)
+        self._http = HTTPSession(self._url, {**authorization, **(headers or {})})
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -250,7 +249,7 @@ class HTTPEngine:
         try:
             async with asyncio.timeout(_CHECK_S), self._http.request("GET", path) as response:
                 return response.status, (await response.read()).decode("utf-8", "replace")
-        except (TimeoutError, ConnectionError) as error:
+        except (TimeoutError, self._http.error) as error:
             what = str(error) or type(error).__name__
             raise InfrastructureError(f"{self._url} cannot be reached: {what}") from error
 
@@ -345,7 +344,10 @@ class HTTPEngine:
             ) from error
         self._check(piece, len(request.found.ids), request.max_tokens)
         request.found.ids += piece.ids
-        request.found.log_probs += [min(0.0, each) for each in piece.log_probs]
+        is_rounded_up = self._log_probs and max(piece.log_probs, default=0.0) > 0.0
+        request.found.log_probs += (
+            [min(0.0, each) for each in piece.log_probs] if is_rounded_up else piece.log_probs
+        )
         request.found.finish = piece.finish
         if piece.ids and request.on_ids is not None:
             request.on_ids(piece.ids)
@@ -370,7 +372,11 @@ class HTTPEngine:
             raise InfrastructureError(
                 f"{self._url} sent {len(piece.log_probs)} log-probabilities of {len(piece.ids)} tokens"
             )
-        if not all(_is_finite(each) for each in piece.log_probs):
+        try:
+            is_finite = math.isfinite(math.fsum(piece.log_probs))
+        except (TypeError, ValueError, OverflowError):  # no numbers, infinite ones, or too large ones
+            is_finite = False
+        if not is_finite:
             raise InfrastructureError(f"{self._url} sent log-probabilities that are no finite numbers")
 
     def _finish_of(self, found: _Piece) -> Finish:
@@ -429,8 +435,8 @@ class HTTPEngine:
                     text = (await response.read()).decode("utf-8", "replace")[:_SHOWN]
                     self._raise_for(path, response, text)
                 yield response
-        except ConnectionError as error:
-            what = f"{self._url} cannot be reached: {error}"
+        except self._http.error as error:
+            what = f"{self._url} cannot be reached: {str(error) or type(error).__name__}"
             raise ServiceError(what, "connection", is_transient=True) from error
 
     def _raise_for(self, path: str, response: aiohttp.ClientResponse, text: str) -> None:
@@ -470,14 +476,10 @@ class _Request:
     found: _Piece
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, float | int) and math.isfinite(value)
-
-
 def _json(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return from_json(body)
+    except ValueError:
         raise InfrastructureError(f"the server sent no JSON: {body[:_SHOWN]!r}") from None
 
 
@@ -493,8 +495,8 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any]:
             if value.strip() == b"[DONE]":
                 return
             try:
-                event = json.loads(value)
-            except (ValueError, RecursionError):  # a proxy may end a stream in the middle of an event
+                event = from_json(value)
+            except ValueError:  # a proxy may end a stream in the middle of an event
                 what = f"the server sent no JSON: {value[:_SHOWN]!r}"
                 raise ServiceError(what, "stream", is_transient=True) from None
             yield event

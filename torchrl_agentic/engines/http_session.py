@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -22,20 +22,18 @@ class HTTPSession:
 
     aiohttp parses responses in C, and a request takes the same time with any number of connections.
     Proxies and credentials of the environment are ignored, redirects are not followed, and cookies are not
-    kept: a cookie of a load balancer would send all trajectories to one server.
+    kept: a cookie of a load balancer would send all trajectories to one server. A request has no time limit.
 
     Args:
         url: URL of the server, without a path.
         headers: Headers of each request.
-        timeout: Seconds that a connection may take, or that may pass without data; None: no limit.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], timeout: float | None) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         import aiohttp  # now, so that the first request does not wait for it
 
         self._aiohttp = aiohttp
-        self._headers, self._timeout = dict(headers), timeout
-        self._url = url
+        self._url, self._headers = url, dict(headers)
         self._certificates = httpx.create_ssl_context(trust_env=False) if url.startswith("https:") else True
         self._sessions: PerLoop[aiohttp.ClientSession] = PerLoop()
 
@@ -45,29 +43,29 @@ class HTTPSession:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=self._certificates),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(sock_connect=self._timeout, sock_read=self._timeout),
+            timeout=aiohttp.ClientTimeout(),  # callers bound the whole request
         )
 
-    @contextlib.asynccontextmanager
-    async def request(self, method: str, path: str, **options: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Make a request, and yield its response; a connection that was not read to its end is closed.
+    @property
+    def error(self) -> type[Exception]:
+        """Raised if the server cannot be reached, or the connection breaks, also while a response is read."""
+        return self._aiohttp.ClientError
+
+    def request(
+        self, method: str, path: str, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Make a request; a connection whose response was not read to its end is closed.
 
         Args:
             method: Method, in capital letters.
             path: Path, with its query.
             options: Further arguments of `aiohttp.ClientSession.request`.
 
-        Raises:
-            ConnectionError: If the server cannot be reached, or the connection breaks, also in the context.
+        Returns:
+            The context of the response.
         """
         session = self._sessions.get(self._open)
-        try:
-            async with session.request(
-                method, self._url + path, allow_redirects=False, **options
-            ) as response:
-                yield response
-        except self._aiohttp.ClientError as error:
-            raise ConnectionError(str(error) or type(error).__name__) from error
+        return session.request(method, self._url + path, allow_redirects=False, **options)
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""

@@ -146,8 +146,7 @@ class ChatEncoder:
             tools: Names of the tools that the template shows; None: all.
         """
         chat = [escaped(message, self._control) for message in messages]
-        text = Piece(self.template.showing(tools).render(chat), PROMPT, is_trusted=True)
-        return self.encoder.encode([text], self.media(chat)).ids
+        return self.encoder.encode_text(self.template.showing(tools).render(chat), self.media(chat))
 
     def encode_delta(
         self,
