@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
+import aiohttp
 import pytest
 import torch
 from fakes.token_server import STOP, TokenServer, answer_of
@@ -149,6 +150,16 @@ async def test_a_wrong_answer_is_an_error_that_says_what_is_wrong(kind, wrong):
     given, message = WRONG[wrong]
     with pytest.raises(InfrastructureError, match=message):
         await sample_from(kind, json_page(response(kind, *given)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_connection_error_that_aiohttp_does_not_wrap_is_one_of_the_server(kind, monkeypatch):
+    def break_off(*_args, **_options):
+        raise ConnectionResetError("Connection lost")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", break_off)
+    with pytest.raises(InfrastructureError, match="cannot be reached: Connection lost"):
+        await sample_from(kind, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

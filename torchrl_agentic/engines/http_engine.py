@@ -249,7 +249,7 @@ class HTTPEngine:
         try:
             async with asyncio.timeout(_CHECK_S), self._http.request("GET", path) as response:
                 return response.status, (await response.read()).decode("utf-8", "replace")
-        except (TimeoutError, self._http.error) as error:
+        except (TimeoutError, *self._http.errors) as error:
             what = str(error) or type(error).__name__
             raise InfrastructureError(f"{self._url} cannot be reached: {what}") from error
 
@@ -344,10 +344,9 @@ class HTTPEngine:
             ) from error
         self._check(piece, len(request.found.ids), request.max_tokens)
         request.found.ids += piece.ids
-        is_rounded_up = self._log_probs and max(piece.log_probs, default=0.0) > 0.0
-        request.found.log_probs += (
-            [min(0.0, each) for each in piece.log_probs] if is_rounded_up else piece.log_probs
-        )
+        if self._log_probs and max(piece.log_probs, default=0.0) > 0.0:  # rounded up
+            piece.log_probs = [min(0.0, each) for each in piece.log_probs]
+        request.found.log_probs += piece.log_probs
         request.found.finish = piece.finish
         if piece.ids and request.on_ids is not None:
             request.on_ids(piece.ids)
@@ -435,7 +434,7 @@ class HTTPEngine:
                     text = (await response.read()).decode("utf-8", "replace")[:_SHOWN]
                     self._raise_for(path, response, text)
                 yield response
-        except self._http.error as error:
+        except self._http.errors as error:
             what = f"{self._url} cannot be reached: {str(error) or type(error).__name__}"
             raise ServiceError(what, "connection", is_transient=True) from error
 

@@ -47,9 +47,9 @@ class HTTPSession:
         )
 
     @property
-    def error(self) -> type[Exception]:
+    def errors(self) -> tuple[type[Exception], ...]:
         """Raised if the server cannot be reached, or the connection breaks, also while a response is read."""
-        return self._aiohttp.ClientError
+        return self._aiohttp.ClientError, ConnectionError  # aiohttp does not wrap all of the latter
 
     def request(
         self, method: str, path: str, **options: Any

@@ -29,8 +29,7 @@ from torchrl_agentic.rollout.vllm_sampler import (
     write_answers,
 )
 from torchrl_agentic.tokens.chat_template import ChatTemplate
-from torchrl_agentic.tokens.encoding import Encoder, Piece, escaped
-from torchrl_agentic.tokens.ledger import PROMPT
+from torchrl_agentic.tokens.encoding import Encoder, escaped
 from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
@@ -69,8 +68,7 @@ class HistoryToTokens(TensorDictModuleBase):
         tokens: list[TokenRow] = []
         for conversation in border.prompts(tensordict):
             chat = [escaped(one.for_template(), self._control) for one in conversation.messages]
-            text = Piece(self.template.render(chat), PROMPT, is_trusted=True)
-            ids = list(self.encoder.encode([text]).ids)
+            ids = self.encoder.encode_text(self.template.render(chat))
             tokens.append(TokenRow({"prompt": torch.tensor(ids, device=tensordict.device)}, {"prompt": ids}))
         write_rows(tensordict, "tokens", tokens)
         masks = [torch.ones_like(row.tensors["prompt"], dtype=torch.bool) for row in tokens]
