@@ -159,19 +159,27 @@ class Machine:
 
     def end(self) -> None:
         """End all processes with its name in their environment, or in its folder, and remove its files."""
-        mark = f"E2B_SANDBOX_ID={self.name}".encode()
         for running in list(self.processes.values()):
             with contextlib.suppress(OSError):
                 running.signal(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while self.processes and time.monotonic() < deadline:
             time.sleep(0.01)
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and self._kill_all():  # again for those started meanwhile
+            time.sleep(0.01)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _kill_all(self) -> bool:
+        """Kill all processes in the machine, and return whether there were any."""
+        mark, found = f"E2B_SANDBOX_ID={self.name}".encode(), False
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 inside = f"{os.readlink(entry.with_name('cwd'))}/".startswith(f"{self.root}/")
                 if inside or mark in entry.read_bytes().split(b"\0"):
+                    found = True
                     os.kill(int(entry.parent.name), signal.SIGKILL)
-        shutil.rmtree(self.root, ignore_errors=True)
+        return found
 
     def start(self, request: Mapping[str, Any], user: str) -> Running:
         """Start a process as a user: as root if we are root, otherwise with the fewest rights."""
