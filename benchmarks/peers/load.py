@@ -76,6 +76,15 @@ class Load:
             naps.append(FOREVER_MS if is_stuck else round(nap))
         return Plan(words, tuple(naps))
 
+    def begun(self, *, goes_on: bool) -> int:
+        """Return how many trajectories are given to a peer: those that count, and others behind them.
+
+        Args:
+            goes_on: The peer begins a trajectory as soon as another has ended; the run ends with those that
+                count.
+        """
+        return 10 * self.count if goes_on else self.count
+
     @property
     def answers(self) -> int:
         """Number of answers of all trajectories."""

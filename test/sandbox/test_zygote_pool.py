@@ -1,11 +1,13 @@
 """The processes that trajectories are forked from: killed, worn, lost, and none left behind."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,7 +85,7 @@ async def test_a_hundred_cycles_leave_no_file_and_no_process() -> None:
     async with of_its_own() as first:
         await asyncio.gather(*map(_settled, zygote_pool._pools.values()))  # those of other tests, too
         gc.collect()
-        files, processes = len(os.listdir("/proc/self/fd")), below(os.getpid())
+        files, processes = len(os.listdir("/proc/self/fd")), in_sandboxes()
         for _ in range(100):
             async with ForkServerRepl(first.fresh()) as repl:
                 await repl.execute("import subprocess; subprocess.Popen(['sleep', '100']); 0")
@@ -93,9 +95,9 @@ async def test_a_hundred_cycles_leave_no_file_and_no_process() -> None:
                 await clone.execute("1")
         assert await _settled(newest_pool()) == 1
         until = time.monotonic() + 20
-        while below(os.getpid()) > processes and time.monotonic() < until:
+        while in_sandboxes() > processes and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        assert below(os.getpid()) <= processes
+        assert in_sandboxes() <= processes
         assert len(os.listdir("/proc/self/fd")) <= files
 
 
@@ -132,20 +134,33 @@ async def test_closed_pools_are_recreated() -> None:
         await up(second)
 
 
-def below(pid: int) -> int:
-    """Return the number of descendants of a process."""
-    found, count = [pid], 0
+def in_sandboxes() -> int:
+    """Return the number of processes in the sandboxes of this process, fork servers included.
+
+    Only descendants of its children "bwrap" count, since other tests leave processes of Ray, for example.
+    """
+    found, count = children(os.getpid(), "bwrap"), 0
     while found:
-        one = found.pop()
-        try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{task}/children") as file:
-                    children = [int(child) for child in file.read().split()]
-                found += children
-                count += len(children)
-        except OSError:
-            pass
+        count += 1
+        found += children(found.pop())
     return count
+
+
+def children(pid: int, name: str | None = None) -> list[int]:
+    """Return the children of a process, or those with a name."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return [child for child in found if name in (None, command(child))]
+
+
+def command(pid: int) -> str | None:
+    """Return the name of a process; None if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return None
 
 
 async def test_spares_that_have_ended_are_given_back():
