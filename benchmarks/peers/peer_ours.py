@@ -1,4 +1,7 @@
-"""`AgentCollector`: `peer_ours.py MEASURE OUT URL [http|openai]`, over the engine or its HTTP server."""
+"""`AgentCollector`: `peer_ours.py MEASURE OUT URL [http|openai]`, over the engine or its HTTP server.
+
+Over HTTP with token ids it begins new trajectories without end, as TRL does (`peer_trl.py`).
+"""
 
 from __future__ import annotations
 
