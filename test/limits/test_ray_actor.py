@@ -23,7 +23,7 @@ from torchrl_agentic.dispatch import init_execution_pool
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
 from torchrl_agentic.limits.base import Limits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
-from torchrl_agentic.limits.ray_actor import NAMESPACE, RayTransport
+from torchrl_agentic.limits.ray_actor import NAMESPACE, LeaseActor, RayTransport
 
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
@@ -159,6 +159,25 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
     ray.get(runs, timeout=120)
     assert most_at_once(logs) <= 3
     assert min(map(count_calls, logs)) > 20
+
+
+async def test_an_actor_that_nobody_uses_ends_and_another_takes_its_place(nodes: list[str], name: str):
+    options = {"name": f"limiter:{name}", "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+    first = ray.remote(LeaseActor).options(max_restarts=-1, **options).remote(idle_s=3 * TTL)
+    limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL)
+    async with limiter.slot():
+        await asyncio.sleep(4 * TTL)  # a running call counts as use
+        assert _is_there(name)
+    while _is_there(name):
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60), limiter.slot() as slot:
+        assert not slot.is_lost
+        assert ray.get_actor(f"limiter:{name}", NAMESPACE)._actor_id != first._actor_id
+
+
+def _is_there(name: str) -> bool:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {"name": f"limiter:{name}", "namespace": NAMESPACE} in actors
 
 
 @pytest.mark.parametrize(

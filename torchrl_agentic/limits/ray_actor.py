@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ _PREFIX = "limiter:"
 START_S = 60.0
 """Seconds that the process of the actor may take to start, also on another node."""
 RETRY_S = 0.2
+IDLE_S = 3600.0
+"""Seconds without a request after which the actor ends; the next request starts another one."""
 
 
 def is_initialised() -> bool:
@@ -41,16 +44,29 @@ def end_leases(prefix: str) -> None:
 class LeaseActor:
     """A `LeaseServer` as a Ray actor.
 
-    Ray restarts it after its node has failed; it then waits for old leases to end.
+    Ray restarts it after its node has failed; it then waits for old leases to end. It ends by itself when
+    nobody has used it for a time, since a program that was killed cannot end it.
+
+    Args:
+        idle_s: Seconds without a request after which it ends.
     """
 
-    def __init__(self) -> None:
-        self._server = LeaseServer(time.monotonic())
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._asked = time.monotonic()
+        self._server = LeaseServer(self._asked)
+        threading.Thread(target=self._end_when_idle, args=(idle_s,), daemon=True).start()
+
+    def _end_when_idle(self, idle_s: float) -> None:
+        while (left := self._asked + idle_s - time.monotonic()) > 0:
+            time.sleep(left)
+        ray: Any = sys.modules["ray"]
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def sync(self, request: LeaseRequest) -> Lease | LimitsDiffer:
         """Return the lease for a request; a refusal too is returned, since Ray would wrap an exception."""
+        self._asked = time.monotonic()
         try:
-            return self._server.sync(request, time.monotonic())
+            return self._server.sync(request, self._asked)
         except LimitsDiffer as error:
             return error
 
