@@ -76,14 +76,14 @@ class Load:
             naps.append(FOREVER_MS if is_stuck else round(nap))
         return Plan(words, tuple(naps))
 
-    def begun(self, *, goes_on: bool) -> int:
-        """Return how many trajectories are given to a peer: those that count, and others behind them.
+    def tasks(self, *, refills: bool) -> int:
+        """Return how many tasks a peer gets.
 
         Args:
-            goes_on: The peer begins a trajectory as soon as another has ended; the run ends with those that
-                count.
+            refills: The peer begins a trajectory as soon as another one has ended. It gets ten times as many
+                tasks, so that it stays full until all trajectories that count have ended.
         """
-        return 10 * self.count if goes_on else self.count
+        return 10 * self.count if refills else self.count
 
     @property
     def answers(self) -> int:

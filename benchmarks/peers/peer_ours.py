@@ -83,7 +83,7 @@ async def main(road: str) -> None:
         Compose(compose, EndTrajectory(max_turns=MAX_TURNS, when_no_calls=True)),
         engine=engine,
         tokenizer=None if road == "openai" else model_tokenizer,
-        tasks=[Task(str(number), question(number)) for number in range(load.begun(goes_on=road == "http"))],
+        tasks=[Task(str(number), question(number)) for number in range(load.tasks(refills=road == "http"))],
         groups_per_batch=16,
         max_in_flight=load.count,
         max_staleness=None,
@@ -97,9 +97,11 @@ async def main(road: str) -> None:
         async for rows in batches(collector, road):
             for number, found in rows:
                 run.deliver(number, found if isinstance(found, list) else ids_of(run, number, found))
+            if run.is_complete:
+                return
 
     collecting = asyncio.create_task(collect())
-    while not (collecting.done() or run.is_complete) and run.elapsed_s < run.limit_s:
+    while not collecting.done() and run.elapsed_s < run.limit_s:
         await asyncio.wait([collecting], timeout=0.2)
         if await asyncio.to_thread(run.hold):
             break

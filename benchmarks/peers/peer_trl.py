@@ -48,7 +48,7 @@ def main() -> None:
     model_tokenizer.response_template = qwen3_template
     run = Run(sys.argv[1:4], model_tokenizer)
     load = run.load
-    rows = [{"prompt": question(number), "number": number} for number in range(load.begun(goes_on=True))]
+    rows = [{"prompt": question(number), "number": number} for number in range(load.tasks(refills=True))]
     worker = worker_module.AsyncRolloutWorker(
         model_name="tiny",
         dataset=Dataset.from_list(rows),

@@ -606,6 +606,27 @@ async def test_one_limiter_serves_two_dispatchers():
     await _until(lambda: limiter.stats().in_flight == 0)
 
 
+async def test_successful_calls_raise_a_limit_that_a_tool_has_lowered():
+    class Busy(Tool):
+        name = "busy"
+
+        async def run(self, args, ctx) -> str:
+            ctx.limiter.record_overload()
+            return "served after all"
+
+    async def work() -> None: ...
+
+    limiter = RateLimiter(max_concurrent=8)
+    dispatcher = Dispatcher([Busy(), work], rate_limits={"busy": limiter, "work": limiter})
+    session = dispatcher.session("t")
+    await session.run([_call("busy")])
+    assert limiter.stats().concurrent < 8
+    for _ in range(5):
+        await session.run([_call("work", str(n)) for n in range(20)])
+    assert limiter.stats().concurrent == 8
+    await dispatcher.close()
+
+
 async def test_a_teardown_that_wants_to_end_the_program_does_not():
     """SystemExit on the one loop would end every environment of the process."""
 

@@ -139,6 +139,7 @@ WRONG = {
     "infinite log-probs": (([5, 2], [-1, float("-inf")]), "no JSON|no finite numbers"),
     "infinite log-probs of both signs": (([5, 2], [float("inf"), float("-inf")]), "no finite numbers"),
     "a log-prob that is no float": (([5, 2], [-1, -(10**400)]), "no finite numbers"),
+    "a log-prob that is no float of 32 bits": (([5, 2], [-1, -1e39]), "no finite numbers"),
     "another stop token": (([5, 6], [-1, -1]), "stopped at id 6, which is none of the stop ids"),
     "an unknown finish": (([5, 6], [-1, -1], "tired"), "ended a request with 'tired'"),
 }
@@ -153,13 +154,22 @@ async def test_a_wrong_answer_is_an_error_that_says_what_is_wrong(kind, wrong):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_connection_error_that_aiohttp_does_not_wrap_is_one_of_the_server(kind, monkeypatch):
-    def break_off(*_args, **_options):
-        raise ConnectionResetError("Connection lost")
+@pytest.mark.parametrize("method", [aiohttp.ClientSession.request, aiohttp.ClientResponse.read])
+async def test_a_connection_error_that_aiohttp_does_not_wrap_is_one_of_the_server(kind, method, monkeypatch):
+    errors = [ConnectionResetError("Connection lost")]
 
-    monkeypatch.setattr(aiohttp.ClientSession, "request", break_off)
+    def break_off(*args, **options):
+        if errors:
+            raise errors.pop()
+        return method(*args, **options)
+
+    owner = aiohttp.ClientSession if method.__name__ == "request" else aiohttp.ClientResponse
+    monkeypatch.setattr(owner, method.__name__, break_off)
+    found, _ = await sample_from(kind, None, None)
+    assert found.ids == WHOLE
+    errors += [ConnectionResetError("Connection lost") for _ in range(SOON.tries)]
     with pytest.raises(InfrastructureError, match="cannot be reached: Connection lost"):
-        await sample_from(kind, None)
+        await sample_from(kind, *[None] * SOON.tries)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -167,9 +167,10 @@ async def test_an_actor_that_nobody_uses_ends_and_another_takes_its_place(nodes:
     limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL)
     async with limiter.slot():
         await asyncio.sleep(4 * TTL)  # a running call counts as use
-        assert _is_there(name)
-    while _is_there(name):
-        await asyncio.sleep(0.05)
+        assert ray.get_actor(f"limiter:{name}", NAMESPACE)._actor_id == first._actor_id
+    async with asyncio.timeout(60):
+        while _is_there(name):
+            await asyncio.sleep(0.05)
     async with asyncio.timeout(60), limiter.slot() as slot:
         assert not slot.is_lost
         assert ray.get_actor(f"limiter:{name}", NAMESPACE)._actor_id != first._actor_id

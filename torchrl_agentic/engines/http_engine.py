@@ -42,6 +42,7 @@ UpdateWeights: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _FORBID = -100.0
 _SHOWN = 300
+_LEAST = -3.4e38  # of 32-bit floats
 _LATE = 408
 _CHECK_S = 10.0
 _FINISHES: Mapping[str, Finish] = {
@@ -372,7 +373,8 @@ class HTTPEngine:
                 f"{self._url} sent {len(piece.log_probs)} log-probabilities of {len(piece.ids)} tokens"
             )
         try:
-            is_finite = math.isfinite(math.fsum(piece.log_probs))
+            least = min(piece.log_probs, default=0.0)
+            is_finite = math.isfinite(math.fsum(piece.log_probs)) and least >= _LEAST
         except (TypeError, ValueError, OverflowError):  # no numbers, infinite ones, or too large ones
             is_finite = False
         if not is_finite:

@@ -63,6 +63,9 @@ class HTTPSession:
 
         Returns:
             The context of the response.
+
+        Raises:
+            Exception: One of `errors`, also while the response is read.
         """
         session = self._sessions.get(self._open)
         return session.request(method, self._url + path, allow_redirects=False, **options)

@@ -177,13 +177,13 @@ class Slot:
         self.release()
 
     def record(self, *, has_answered: bool, reason: str = "") -> None:
-        """Report to the circuit breaker, if there is one, how the call ended; call it before `release`.
+        """Record on the limiter how the call ended; call it before `release`.
 
         Args:
             has_answered: Whether the service answered.
             reason: Why it did not answer.
         """
-        if self._held and not self.is_lost and self._limiter.has_breaker:
+        if self._held and not self.is_lost:
             if has_answered:
                 self._limiter.record_success()
             else:
@@ -263,11 +263,6 @@ class Limiter(ABC):
     @abstractmethod
     def stats(self) -> LimiterStats:
         """Return counters, waiting times and current limits."""
-
-    @property
-    def has_breaker(self) -> bool:
-        """True if failures open a circuit."""
-        return self._breaker is not None
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:

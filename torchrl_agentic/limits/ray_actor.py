@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -11,13 +12,17 @@ from typing import Any
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
+_logger = logging.getLogger(__name__)
 NAMESPACE = "torchrl_agentic"
 _PREFIX = "limiter:"
 START_S = 60.0
 """Seconds that the process of the actor may take to start, also on another node."""
 RETRY_S = 0.2
+AGAIN_S = 10.0
+"""Seconds after which an actor that could not end tries again."""
 IDLE_S = 3600.0
-"""Seconds without a request after which the actor ends; the next request starts another one."""
+"""Seconds without a request after which the actor ends. A limiter that is used again starts another one, and
+waits for it as after the failure of a node."""
 
 
 def is_initialised() -> bool:
@@ -44,29 +49,36 @@ def end_leases(prefix: str) -> None:
 class LeaseActor:
     """A `LeaseServer` as a Ray actor.
 
-    Ray restarts it after its node has failed; it then waits for old leases to end. It ends by itself when
-    nobody has used it for a time, since a program that was killed cannot end it.
+    Ray restarts it after its node has failed; it then waits for old leases to end. It ends by itself after
+    `idle_s` seconds without a request, since a program that was killed cannot end it.
 
     Args:
-        idle_s: Seconds without a request after which it ends.
+        idle_s: Seconds without a request after which it ends; more, if a service may run a call for longer.
     """
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
-        self._asked = time.monotonic()
-        self._server = LeaseServer(self._asked)
-        threading.Thread(target=self._end_when_idle, args=(idle_s,), daemon=True).start()
+        now = time.monotonic()
+        self._server = LeaseServer(now)
+        self._idle_s, self._ends_at = idle_s, now + idle_s
+        threading.Thread(target=self._end_when_idle, daemon=True).start()
 
-    def _end_when_idle(self, idle_s: float) -> None:
-        while (left := self._asked + idle_s - time.monotonic()) > 0:
-            time.sleep(left)
+    def _end_when_idle(self) -> None:
         ray: Any = sys.modules["ray"]
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+        while True:
+            while (left := self._ends_at - time.monotonic()) > 0:
+                time.sleep(left)
+            try:
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            except Exception as error:  # the head of the cluster does not answer, for example
+                _logger.warning("the lease actor is not used, and could not end: %r", error)
+            time.sleep(AGAIN_S)
 
     def sync(self, request: LeaseRequest) -> Lease | LimitsDiffer:
         """Return the lease for a request; a refusal too is returned, since Ray would wrap an exception."""
-        self._asked = time.monotonic()
+        now = time.monotonic()
+        self._ends_at = max(self._ends_at, now + max(self._idle_s, request.call_s))
         try:
-            return self._server.sync(request, self._asked)
+            return self._server.sync(request, now)
         except LimitsDiffer as error:
             return error
 

@@ -130,8 +130,9 @@ class ToolContext:
         row: Data set row of the trajectory, for tools with `needs_row`.
         clock: Clock of the call, which `queue` stops.
         world: State that the tools of a toolset share in this trajectory; see `Toolset.session`.
-        limiter: Limiter of the tool, if it has one. The call has its slot already, and its result is recorded
-            when it ends; further requests that a tool makes at the same time may take slots of their own.
+        limiter: Limiter of the tool, if it has one. The call has its slot already, and the dispatcher
+            records its result; further requests that a tool makes at the same time may take slots of their
+            own.
         slot: Slot of the call; a tool that pauses may release it, and acquire it again in `queue`.
     """
 
