@@ -64,7 +64,17 @@ def cluster(own_ray):
     threading.excepthook = before
 
 
-@pytest.mark.parametrize("wrong", [{"count": 0}, {"cpus_per_worker": -1}, {"placement": "near"}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": 0},
+        {"cpus_per_worker": -1},
+        {"placement": "near"},
+        {"runtime_env": {"working_dir": "."}},
+        {"runtime_env": {"py_modules": ["s3://bucket/shop.zip", "shop"]}},
+    ],
+    ids=str,
+)
 def test_wrong_numbers_and_a_missing_cluster_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RayWorkers(**{"count": 1, **wrong})
@@ -191,6 +201,32 @@ def test_a_worker_that_cannot_be_created_names_the_reason(cluster):
     collector = AgentCollector(made, engine=WildEngine(looks(1)), **given)
     with pytest.raises(CollectorError, match=r"worker 0 could not start.*'shop'.*runtime_env"):
         list(collector)
+
+
+def test_limits_over_all_workers_do_not_let_ray_warn_of_a_blocked_event_loop(cluster):
+    @tool
+    async def look(key: str) -> str:
+        """Look something up.
+
+        Args:
+            key: A key.
+        """
+        from ray._private import worker
+
+        return f"warned: {worker.blocking_get_inside_async_warned}"
+
+    heard = []
+    collector = AgentCollector(
+        ToolCompose([look], rate_limits={"look": RateLimiter(max_concurrent=1)}),
+        engine=WildEngine(looks(1)),
+        tokenizer=tokenizer(),
+        tasks=tasks(1),
+        workers=RayWorkers(1),
+        reward=lambda trajectory: heard.extend(one.text for one in trajectory.messages) or 0.0,
+    )
+    with collector:
+        list(collector)
+    assert any("warned: False" in text for text in heard)
 
 
 def test_a_limiter_of_this_machine_is_refused(cluster):

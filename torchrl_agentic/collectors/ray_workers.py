@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,14 +47,15 @@ class RayWorkers(Workers):
         resources: Further resources that each needs, such as `{"sandbox": 1}`.
         placement: "spread" over the nodes, "pack" on few nodes, a `PlacementGroup` with a bundle for each
             worker, or another scheduling strategy of Ray.
-        runtime_env: Environment of the workers, as Ray takes it; None: that of the job.
+        runtime_env: Environment of the workers, as Ray takes it; None: that of the job. Ray uploads local
+            folders for whole jobs only, by `ray.init(runtime_env=...)`; here, folders are URIs.
         max_trajectories: Upper bound on the trajectories of one worker; None: the collector's
             `max_in_flight` alone.
         max_restarts: Number of times in a row that a worker may die before one of its trajectories has ended;
             after one more, the next batch raises.
 
     Raises:
-        ValueError: If a number or `placement` is invalid.
+        ValueError: If a number or `placement` is invalid, or `runtime_env` has a local folder.
     """
 
     def __init__(
@@ -74,6 +76,12 @@ class RayWorkers(Workers):
             raise ValueError(
                 f"placement is 'spread', 'pack', a PlacementGroup or a scheduling strategy; got {placement!r}"
             )
+        for folder in (runtime_env or {}).get("working_dir"), *((runtime_env or {}).get("py_modules") or ()):
+            if folder is not None and "://" not in str(folder):
+                raise ValueError(
+                    f"runtime_env of RayWorkers takes URIs; got the local folder {folder!r}, which Ray "
+                    "uploads for a whole job only: ray.init(runtime_env=...)"
+                )
         self._placement = placement
         self._options: dict[str, Any] = {
             "num_cpus": cpus_per_worker,
@@ -129,10 +137,7 @@ class RayWorkers(Workers):
         link = _RayLink(ray.remote(_RayWorker).options(**options).remote())
         try:
             node = await link.ask("start", spec)
-        except WorkerLost:
-            link.kill()
-            raise
-        except asyncio.CancelledError:
+        except (WorkerLost, asyncio.CancelledError):
             link.kill()
             raise
         except Exception as error:
@@ -212,6 +217,8 @@ class _RayWorker:
     """A worker as an actor; its trajectories run on the event loop of this package, as tools expect."""
 
     def __init__(self) -> None:
+        # Limiters wait for their leases on threads of their own, of which Ray would warn.
+        os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
         self._host: WorkerHost | None = None
 
     async def start(self, spec: bytes) -> str:

@@ -90,9 +90,15 @@ class _Worker:
                     self.link.kill()
                 self._lose(WorkerLost("the collector has ended"))
                 raise
-            except Exception as error:
+            except WorkersFailed as error:
                 self._lose(WorkerLost(str(error)))
                 self._pool.fail(error)
+                return
+            except Exception as error:
+                self._lose(WorkerLost(str(error)))
+                failed = WorkersFailed(f"worker {self.number} failed: {error!r}")
+                failed.__cause__ = error
+                self._pool.fail(failed)
                 return
 
     async def _live(self) -> None:
@@ -181,7 +187,7 @@ class WorkerPool:
         self._workers, self._spec, self._shared, self._name = workers, spec, shared, name
         self._all: list[_Worker] = []
         self._waiting: list[asyncio.Future[None]] = []
-        self._error: Exception | None = None
+        self._error: WorkersFailed | None = None
         self.max_restarts = workers.max_restarts
 
     def new_run(
@@ -236,7 +242,7 @@ class WorkerPool:
             self._all = [_Worker(self, number) for number in range(self._workers.count)]
         while True:
             if self._error is not None:
-                raise self._error
+                raise WorkersFailed(str(self._error)) from self._error.__cause__  # its traceback would grow
             loads = {one.number: len(one.runs) for one in self._all if one.link is not None}
             of_group = {one.number: one.groups[run.group] for one in self._all if run.group in one.groups}
             chosen = choose_worker(loads, of_group, self._workers.max_trajectories)
@@ -266,7 +272,7 @@ class WorkerPool:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: WorkersFailed) -> None:
         """End all trajectories that need a worker."""
         self._error = self._error or error
         self.changed()

@@ -226,7 +226,10 @@ class ClusterRateLimiter(Limiter):
         with self._lock:
             request = client.make_request(self._clock(), len(self._queue))
         self.requests += 1
-        lease = self._transport.sync(request, self.ttl * ALIVE)
+        try:
+            lease = self._transport.sync(request, self.ttl * ALIVE)
+        except LimitsDiffer as error:
+            raise LimitsDiffer(f"the limiter {self.name!r}: {error}") from None
         with self._lock:
             client.take(lease, self._clock())
             self._serve()
