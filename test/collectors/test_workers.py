@@ -5,6 +5,7 @@ import dataclasses
 import io
 import re
 import threading
+import traceback
 
 import pytest
 import torch
@@ -343,6 +344,28 @@ def test_a_worker_that_keeps_dying_ends_the_collector():
 
     with pytest.raises(CollectorError, match="worker 0 died 3 times in a row"):
         run_skipping(main())
+
+
+def test_workers_that_cannot_start_end_the_collector_with_one_error(caplog):
+    class Broken(InProcessWorkers):
+        async def start(self, number, spec):
+            raise OSError("no such image")
+
+    def message(n):
+        return [{"role": "user", "content": f"q{n}"}]
+
+    collector = collector_of(
+        WildEngine(looks(1)),
+        tools=[PlainTool()],
+        workers=Broken(2),
+        tasks=[Task(f"t{n}", message(n)) for n in range(32)],
+    )
+    with pytest.raises(CollectorError, match=r"worker \d failed: OSError\('no such image'\)") as caught:
+        run_skipping(drained(collector))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("OSError: no such image") == 1
+    assert shown.count("in enter") <= 1
+    assert not caplog.records
 
 
 def test_a_limiter_holds_over_all_workers():
