@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from helpers.processes import family, runs
 from typer.testing import CliRunner
 
 from torchrl_agentic.cli import servers
@@ -41,36 +42,13 @@ def _started(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def _below(pid: int) -> set[int]:
-    """Give all processes that stem from this one."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found and child not in found}:
-        found |= more
-    return found - {pid}
-
-
 def _wait_until_gone(pids: set[int]) -> set[int]:
     """Give those that have not ended in time."""
     until = time.monotonic() + 10
     while pids and time.monotonic() < until:
-        pids = {pid for pid in pids if _runs(pid)}
+        pids = {pid for pid in pids if runs(pid)}
         time.sleep(0.02)
     return pids
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 @works
@@ -81,7 +59,7 @@ def test_a_sandbox_server_serves_and_ends_cleanly(number: signal.Signals):
         body = {"code": "print(6 * 7)", "language": "python"}
         answer = httpx.post(f"{url}/run_code", json=body, trust_env=False, timeout=WAIT_S)
         assert answer.json()["run_result"]["stdout"] == "42\n"
-        below = _below(process.pid)
+        below = family(process.pid) - {process.pid}
         assert below
         process.send_signal(number)
         _, said = process.communicate(timeout=WAIT_S)

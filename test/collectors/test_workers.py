@@ -351,15 +351,7 @@ def test_workers_that_cannot_start_end_the_collector_with_one_error(caplog):
         async def start(self, number, spec):
             raise OSError("no such image")
 
-    def message(n):
-        return [{"role": "user", "content": f"q{n}"}]
-
-    collector = collector_of(
-        WildEngine(looks(1)),
-        tools=[PlainTool()],
-        workers=Broken(2),
-        tasks=[Task(f"t{n}", message(n)) for n in range(32)],
-    )
+    collector = collector_of(WildEngine(looks(1)), tools=[PlainTool()], workers=Broken(2), tasks=32)
     with pytest.raises(CollectorError, match=r"worker \d failed: OSError\('no such image'\)") as caught:
         run_skipping(drained(collector))
     shown = "".join(traceback.format_exception(caught.value))

@@ -154,17 +154,20 @@ async def test_a_wrong_answer_is_an_error_that_says_what_is_wrong(kind, wrong):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", [aiohttp.ClientSession.request, aiohttp.ClientResponse.read])
-async def test_a_connection_error_that_aiohttp_does_not_wrap_is_one_of_the_server(kind, method, monkeypatch):
-    errors = [ConnectionResetError("Connection lost")]
+@pytest.mark.parametrize(
+    ("owner", "name"), [(aiohttp.ClientSession, "request"), (aiohttp.ClientResponse, "read")]
+)
+async def test_a_connection_error_that_aiohttp_does_not_wrap_is_one_of_the_server(
+    kind, owner, name, monkeypatch
+):
+    method, errors = getattr(owner, name), [ConnectionResetError("Connection lost")]
 
     def break_off(*args, **options):
         if errors:
             raise errors.pop()
         return method(*args, **options)
 
-    owner = aiohttp.ClientSession if method.__name__ == "request" else aiohttp.ClientResponse
-    monkeypatch.setattr(owner, method.__name__, break_off)
+    monkeypatch.setattr(owner, name, break_off)
     found, _ = await sample_from(kind, None, None)
     assert found.ids == WHOLE
     errors += [ConnectionResetError("Connection lost") for _ in range(SOON.tries)]

@@ -17,6 +17,8 @@ import pytest_asyncio
 
 pytest.importorskip("ipykernel")
 
+from helpers.processes import family, runs
+
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl import ReplDisplay
 from torchrl_agentic.repl.base import KEPT, LOST
@@ -53,26 +55,9 @@ async def _works(repl: JupyterRepl) -> None:
         assert (await repl.execute("40 + 2", timeout=10)).value == "42"
 
 
-def _family(pid: int) -> set[int]:
-    """Return a process and all its descendants."""
-    found = {pid}
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found |= _family(int(child))
-    return found
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs, zombies excluded."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 async def _gone(pids: set[int]) -> None:
     async with asyncio.timeout(5):
-        while any(_runs(pid) for pid in pids):
+        while any(runs(pid) for pid in pids):
             await asyncio.sleep(0.01)
 
 
@@ -544,7 +529,7 @@ async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running(repl
     code = f"{IGNORE}\nimport subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
     task = asyncio.create_task(repl.execute(f"{code}open('begun', 'w').close()\nwhile True: pass"))
     await _exists(repl, "begun")
-    pids = _family(repl._live.process.process.pid)
+    pids = family(repl._live.process.process.pid)
     assert len(pids) >= 4
     began = time.monotonic()
     task.cancel()
@@ -572,10 +557,10 @@ async def test_second_cancellation_while_stopping_has_no_effect(repl: JupyterRep
 
 async def test_cancelling_while_a_kernel_starts_leaves_nothing_behind(repl: JupyterRepl):
     await repl.execute("import os; os._exit(0)")
-    others = _family(os.getpid())
+    others = family(os.getpid())
     task = asyncio.create_task(repl.execute("1"))
     await asyncio.sleep(0.1)
-    pids = _family(os.getpid()) - others
+    pids = family(os.getpid()) - others
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await _gone(pids)
@@ -588,7 +573,7 @@ async def test_nothing_is_left_after_close(workspaces):
     await repl.open()
     assert os.listdir(workspaces)
     await repl.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); None")
-    pids = _family(repl._live.process.process.pid)
+    pids = family(repl._live.process.process.pid)
     assert len(pids) >= 4
     await repl.close()
     await repl.close()
@@ -766,7 +751,7 @@ async def test_it_works_in_any_sandbox_and_with_a_plain_kernel():
         assert "\x1b" not in result.error.traceback
         result = await repl.execute("while True: pass", timeout=0.5)
         assert result.message.endswith(KEPT)
-        pids = _family(repl._live.process.process.pid)
+        pids = family(repl._live.process.process.pid)
     await _gone(pids)
 
 

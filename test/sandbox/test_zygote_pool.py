@@ -1,15 +1,14 @@
 """The processes that trajectories are forked from: killed, worn, lost, and none left behind."""
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
 import socket
 import time
-from pathlib import Path
 
 import pytest
+from helpers.processes import children, command, family
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl
@@ -139,28 +138,7 @@ def in_sandboxes() -> int:
 
     Only descendants of its children "bwrap" count, since other tests leave processes of Ray, for example.
     """
-    found, count = children(os.getpid(), "bwrap"), 0
-    while found:
-        count += 1
-        found += children(found.pop())
-    return count
-
-
-def children(pid: int, name: str | None = None) -> list[int]:
-    """Return the children of a process, or those with a name."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-    return [child for child in found if name in (None, command(child))]
-
-
-def command(pid: int) -> str | None:
-    """Return the name of a process; None if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return None
+    return sum(len(family(child)) for child in children(os.getpid()) if command(child) == "bwrap")
 
 
 async def test_spares_that_have_ended_are_given_back():

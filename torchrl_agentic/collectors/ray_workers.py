@@ -76,7 +76,8 @@ class RayWorkers(Workers):
             raise ValueError(
                 f"placement is 'spread', 'pack', a PlacementGroup or a scheduling strategy; got {placement!r}"
             )
-        for folder in (runtime_env or {}).get("working_dir"), *((runtime_env or {}).get("py_modules") or ()):
+        env = runtime_env or {}
+        for folder in (env.get("working_dir"), *(env.get("py_modules") or ())):
             if folder is not None and "://" not in str(folder):
                 raise ValueError(
                     f"runtime_env of RayWorkers takes URIs; got the local folder {folder!r}, which Ray "

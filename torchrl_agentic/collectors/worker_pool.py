@@ -90,14 +90,13 @@ class _Worker:
                     self.link.kill()
                 self._lose(WorkerLost("the collector has ended"))
                 raise
-            except WorkersFailed as error:
-                self._lose(WorkerLost(str(error)))
-                self._pool.fail(error)
-                return
             except Exception as error:
                 self._lose(WorkerLost(str(error)))
-                failed = WorkersFailed(f"worker {self.number} failed: {error!r}")
-                failed.__cause__ = error
+                if isinstance(error, WorkersFailed):
+                    failed = error
+                else:
+                    failed = WorkersFailed(f"worker {self.number} failed: {error!r}")
+                    failed.__cause__ = error
                 self._pool.fail(failed)
                 return
 
@@ -242,7 +241,7 @@ class WorkerPool:
             self._all = [_Worker(self, number) for number in range(self._workers.count)]
         while True:
             if self._error is not None:
-                raise WorkersFailed(str(self._error)) from self._error.__cause__  # its traceback would grow
+                raise self._error
             loads = {one.number: len(one.runs) for one in self._all if one.link is not None}
             of_group = {one.number: one.groups[run.group] for one in self._all if run.group in one.groups}
             chosen = choose_worker(loads, of_group, self._workers.max_trajectories)
