@@ -1,11 +1,10 @@
 """Environments with tool transforms of TorchRL, stepped row by row."""
 
 import asyncio
-import os
 import time
-from pathlib import Path
 
 import torch
+from helpers.processes import runs
 from tensordict import NonTensorData, TensorDict
 from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -53,28 +52,11 @@ class LegacyEnv:
         return self.td["agentic", "n_errors"].flatten().tolist()
 
 
-def own_children():
-    """Return the pids of the children of this process."""
-    found = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
-    return [int(pid) for pids in found for pid in pids]
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def gone(pid, seconds=20):
     """Check that a process ends within some seconds; a zombie has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):  # the second: it went while the file was read
+        if not runs(pid):
             return True
         time.sleep(0.02)
     return False

@@ -1,17 +1,18 @@
 """`as_tool(BrowserTransform())` with a real Chromium: deselected by default, see `make test-legacy`."""
 
 import json
-from pathlib import Path
+import os
 
 import pytest
 from helpers.browser_site import Site
 from helpers.chromium import browsers_folder
-from helpers.legacy_envs import call, gone, own_children, run
+from helpers.legacy_envs import call, gone, run
+from helpers.processes import children
 from torchrl.envs.llm.transforms import BrowserTransform
 
 from torchrl_agentic import as_tool
 from torchrl_agentic.testing.servers.embedded import serving
-from torchrl_agentic.tools.legacy.base import end_trees, listed
+from torchrl_agentic.tools.legacy.base import end_trees
 
 pytestmark = pytest.mark.legacy
 
@@ -120,7 +121,7 @@ def test_files_of_this_machine_are_refused(tmp_path):
 
 def processes():
     """Return the processes that this one has started, and all that they have started."""
-    found = own_children()
+    found = children(os.getpid())
     for pid in found:
-        found += [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in listed(path)]
+        found += children(pid)
     return found

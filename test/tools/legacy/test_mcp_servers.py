@@ -1,11 +1,13 @@
 """`as_tool(MCPToolTransform())` with real servers: deselected by default, see `make test-legacy`."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.legacy_envs import call, calls, gone, own_children, run
+from helpers.legacy_envs import call, calls, gone, run
+from helpers.processes import children
 from torchrl.envs.llm.transforms import MCPToolTransform
 
 from torchrl_agentic import as_tool
@@ -77,9 +79,9 @@ def test_hanging_call_is_abandoned_and_does_not_delay_others(chat, servers):
 
 def test_closing_ends_the_servers_and_a_later_step_starts_them_again(chat, servers):
     """TorchRL leaves them running."""
-    before = set(own_children())
+    before = set(children(os.getpid()))
     chat = chat(1, as_tool(servers("lenient"), name="lenient.add"))
-    (pid,) = set(own_children()) - before
+    (pid,) = set(children(os.getpid())) - before
     chat.compose.close()
     assert gone(pid)
     assert chat.step(call("lenient.add", a=1, b=1)) == [["2"]]

@@ -3,6 +3,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fakes import mcp_raw
+from helpers.processes import runs
 
 from torchrl_agentic.testing.servers import demo_mcp
 from torchrl_agentic.testing.servers.embedded import serving
@@ -74,15 +75,6 @@ def http():
 def sse():
     with serving("torchrl_agentic.testing.servers.demo_mcp:sse_app") as url:
         yield f"{url}/sse"
-
-
-def runs(pid):
-    """Whether a process is there and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
