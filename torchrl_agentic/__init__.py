@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from torchrl_agentic.errors import load_lazily
 
 _WHERE = {
-    "errors": ("InfrastructureError", "MissingExtra", "SandboxError", "StopSignal", "ToolError"),
+    "errors": (
+        "InfrastructureError", "InvalidTask", "MissingExtra", "SandboxError", "StopSignal", "ToolError",
+        "ToolFailed", "UserFailed",
+    ),
     "messages": (
         "CallError", "DispatchResult", "FileRefPart", "ImagePart", "JsonPart", "Message", "ParsedCall",
         "ParseResult", "Status", "TextPart", "ToolResult", "ToolResultPart", "Turn", "VideoPart",
@@ -77,6 +80,7 @@ __all__ = [
     "Inject",
     "Injected",
     "Interaction",
+    "InvalidTask",
     "JsonPart",
     "LifecycleTool",
     "LoadedTools",
@@ -115,6 +119,7 @@ __all__ = [
     "ToolCompose",
     "ToolContext",
     "ToolError",
+    "ToolFailed",
     "ToolResult",
     "ToolResultPart",
     "ToolRewardTransform",
@@ -123,6 +128,7 @@ __all__ = [
     "Truncated",
     "Turn",
     "TurnTokenizer",
+    "UserFailed",
     "UserSimulator",
     "VideoPart",
     "Wrapped",
@@ -158,7 +164,16 @@ if TYPE_CHECKING:
         group_advantage,
     )
     from torchrl_agentic.config import ConfigError, LoadedTools, load_interactions, load_tools
-    from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError, StopSignal, ToolError
+    from torchrl_agentic.errors import (
+        InfrastructureError,
+        InvalidTask,
+        MissingExtra,
+        SandboxError,
+        StopSignal,
+        ToolError,
+        ToolFailed,
+        UserFailed,
+    )
     from torchrl_agentic.evaluation import evaluate
     from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, as_interaction
     from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter

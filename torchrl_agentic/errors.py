@@ -54,6 +54,35 @@ class SandboxError(InfrastructureError):
     """
 
 
+class ToolFailed(InfrastructureError):
+    """A trajectory cannot begin or go on because a tool failed outside of its calls.
+
+    Examples are a world that does not open and an initial message that raises. A failed call is no failure of
+    the trajectory; it gets a result. The collector counts this failure under "tool".
+    """
+
+
+class UserFailed(InfrastructureError):
+    """A simulated user raised, or returned no reply or no score.
+
+    The collector counts this failure under "user".
+    """
+
+
+class InvalidTask(Exception):
+    """Statement of a reward function, or of the `final_reward` of a tool, that a task cannot be used.
+
+    Raise it for a task without a right answer, or whose tests do not pass with the reference solution. The
+    collector counts the failure under "task" and drops the group at once, whatever `on_failure` says, unless
+    it says "raise". Another attempt would meet the same task.
+
+    The message says what is wrong with the task::
+
+        if not task.answer:
+            raise InvalidTask(f"task {task.name} has no answer")
+    """
+
+
 class SchemaValidationError(ValueError):
     """Arguments do not fit a schema; the message names the argument, its value and what is expected."""
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
-from torchrl_agentic.errors import InfrastructureError, SandboxError
+from torchrl_agentic.errors import InfrastructureError, InvalidTask, SandboxError, ToolFailed, UserFailed
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 
@@ -99,7 +99,8 @@ def test_no_group_gets_more_replacements_than_it_may(
             assert on_failure == "raise" or in_a_row == drops
     assert (policy.replaced, policy.dropped) == (actions["replace"], actions["drop"])
     assert policy.failures.total() == actions.total()
-    assert policy.infrastructure == policy.failures["timeout"] + policy.failures["engine"]
+    infrastructure = ("timeout", "engine", "tool", "user")
+    assert policy.infrastructure == sum(policy.failures[kind] for kind in infrastructure)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,10 @@ def test_no_group_gets_more_replacements_than_it_may(
     [
         (InfrastructureError("gone"), "trajectory", "engine"),
         (SandboxError("gone"), "reward", "engine"),
+        (ToolFailed("no world"), "task", "tool"),
+        (UserFailed("no reply"), "trajectory", "user"),
+        (InvalidTask("no answer"), "reward", "task"),
+        (InvalidTask("no answer"), "trajectory", "task"),
         (TimeoutError(), "trajectory", "timeout"),
         (TimeoutError(), "reward", "reward"),
         (ValueError("prompt too long"), "task", "task"),

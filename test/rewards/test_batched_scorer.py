@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic import InfrastructureError
+from torchrl_agentic import InfrastructureError, InvalidTask
 from torchrl_agentic.collectors import Score
 from torchrl_agentic.rewards import batched
 from torchrl_agentic.testing import finished_trajectory
@@ -138,6 +138,14 @@ async def test_a_bad_number_fails_its_own_trajectory_only():
 
     found = await asyncio.gather(*map(batched(score), trajectories(5)), return_exceptions=True)
     assert [type(one) for one in found] == [Score, ValueError, TypeError, TypeError, Score]
+
+
+async def test_a_task_that_is_called_invalid_costs_the_others_of_its_batch_nothing():
+    def score(batch):
+        return [1.0, InvalidTask("no answer"), 2.0]
+
+    found = await asyncio.gather(*map(batched(score), trajectories(3)), return_exceptions=True)
+    assert [type(one) for one in found] == [Score, InvalidTask, Score]
 
 
 @pytest.mark.parametrize(

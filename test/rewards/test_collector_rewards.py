@@ -9,7 +9,15 @@ import torch
 from helpers.chat_envs import add, call
 from torchrl.envs import Compose
 
-from torchrl_agentic import InfrastructureError, Recorder, RecordTransform, Task, ToolCompose, read_records
+from torchrl_agentic import (
+    InfrastructureError,
+    InvalidTask,
+    Recorder,
+    RecordTransform,
+    Task,
+    ToolCompose,
+    read_records,
+)
 from torchrl_agentic.collectors import AgentCollector, CollectorError, Score
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.rewards import Weighted, batched, format_reward, numeric_match, tool_use_reward
@@ -165,3 +173,24 @@ def test_a_batch_that_fails_replaces_its_trajectories(error, kind: str, caplog):
 def test_something_that_is_no_finite_number_is_a_failed_reward(value):
     with collector(lambda _: value) as found, pytest.raises(CollectorError, match="the reward of t0"):
         list(found)
+
+
+def test_a_task_that_its_reward_calls_invalid_is_dropped_at_once_and_counted():
+    seen = []
+
+    def judge(task, trajectory):
+        seen.append(task.name)
+        if task.name == "t1":
+            raise InvalidTask("t1 has no answer")
+        return 1.0
+
+    def grade(trajectories):
+        return [InvalidTask("t1 has no answer") if one.task.name == "t1" else 1.0 for one in trajectories]
+
+    for reward in (lambda one: judge(one.task, one), batched(grade), Weighted({"answer": batched(grade)})):
+        with collector(reward, n_tasks=3, on_failure="replace") as found:
+            names = [name for batch in found for name in batch["collector", "name"]]
+        assert [name.split("/")[0] for name in names] == ["t0", "t0", "t2", "t2"]
+        figures = found.stats.snapshot()
+        assert (figures["failures"], figures["events"]) == ({"task": 1}, {"dropped": 1})
+    assert seen.count("t1") <= 2, "no trajectory of the group was replaced"

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from torchrl_agentic.engines.base import EngineUnusable
-from torchrl_agentic.errors import InfrastructureError, check_count
+from torchrl_agentic.errors import InfrastructureError, InvalidTask, ToolFailed, UserFailed, check_count
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.task import Task, Trajectory
 
-FailureKind: TypeAlias = Literal["timeout", "engine", "reward", "task", "crash"]
+FailureKind: TypeAlias = Literal["timeout", "engine", "tool", "user", "reward", "task", "crash"]
 """Cause of a failure.
 
 "timeout": the trajectory took too long. "engine": the engine, or other infrastructure, was lost or
-overloaded. "reward": the reward function raised. "task": the task cannot be used, such as a prompt that is
-too long. "crash": other code raised, such as a transform.
+overloaded. "tool": a tool could not open what the trajectory needs (`ToolFailed`). "user": the simulated user
+failed (`UserFailed`). "reward": the reward function raised. "task": the task cannot be used, such as a prompt
+that is too long, or one that its reward calls invalid (`InvalidTask`). "crash": other code raised, such as a
+transform.
 """
 OnFailure: TypeAlias = Literal["replace", "drop", "raise"]
-INFRASTRUCTURE: frozenset[FailureKind] = frozenset({"timeout", "engine"})
+INFRASTRUCTURE: frozenset[FailureKind] = frozenset({"timeout", "engine", "tool", "user"})
 """Kinds of failures that say nothing about the policy, the task or the user's code."""
 
 
@@ -33,9 +35,13 @@ def failure_kind(error: BaseException, phase: Literal["task", "trajectory", "rew
         error: The exception that ended the trajectory.
         phase: What ran when it was raised: the preparation of the task, the turns, or the reward function.
     """
+    if isinstance(error, ToolFailed):
+        return "tool"
+    if isinstance(error, UserFailed):
+        return "user"
     if isinstance(error, InfrastructureError | EngineUnusable):
         return "engine"
-    if phase == "task":
+    if phase == "task" or isinstance(error, InvalidTask):
         return "task"
     if phase == "reward":
         return "reward"

@@ -10,7 +10,7 @@ from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.task import Task, Trajectory, lookup
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, InvalidTask
 from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records import Origin, Recording, TokenRecord
 
@@ -72,6 +72,7 @@ class Outcome:
 
         Raises:
             InfrastructureError: If the reward function raises it.
+            InvalidTask: If the reward function raises it.
             RewardError: If the reward function raises another error, or the reward is not finite.
         """
         of_tools = sum(
@@ -85,7 +86,7 @@ class Outcome:
             try:
                 score = await self._reward(trajectory)
                 added += float(score)
-            except InfrastructureError:
+            except (InfrastructureError, InvalidTask):
                 raise
             except BaseException as error:  # SystemExit too: it would end the loop that all share
                 if isinstance(error, GeneratorExit) or is_cancelling():

@@ -271,10 +271,10 @@ def portable_error(error: BaseException) -> BaseException:
             return error
     except Exception:  # an exception whose arguments are not those of its constructor, or cannot be pickled
         pass
-    from torchrl_agentic.errors import InfrastructureError
+    from torchrl_agentic.errors import InfrastructureError, InvalidTask, ToolFailed, UserFailed
 
     text = f"{type(error).__name__}: {error}"
-    for kind in (InfrastructureError, TimeoutError, ValueError):
+    for kind in (ToolFailed, UserFailed, InfrastructureError, InvalidTask, TimeoutError, ValueError):
         if isinstance(error, kind):
             return kind(text)
     return RuntimeError(text)

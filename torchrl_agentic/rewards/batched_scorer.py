@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.task import Trajectory
-from torchrl_agentic.errors import InfrastructureError, check_count
+from torchrl_agentic.errors import InfrastructureError, InvalidTask, check_count
 
 BatchFunction: TypeAlias = Callable[[list[Trajectory]], "Iterable[Any] | Awaitable[Iterable[Any]]"]
 
@@ -83,6 +83,7 @@ class Batched:
 
         Raises:
             InfrastructureError: If the function raises one.
+            InvalidTask: If the function returns one for this trajectory.
             RuntimeError: If the function raises another exception, or returns too few or too many numbers.
             ValueError: If the number of this trajectory is NaN or infinite.
             TypeError: If this trajectory gets something else than a number.
@@ -180,7 +181,7 @@ class Batched:
             )
         for request, value in zip(requests, values, strict=True):
             try:
-                request.settle(Score.of(value))
+                request.settle(value if isinstance(value, InvalidTask) else Score.of(value))
             except (TypeError, ValueError) as error:
                 request.settle(error)
 
@@ -236,8 +237,8 @@ def batched(function: BatchFunction, *, max_size: int = 32, max_concurrent: int 
 
     Args:
         function: Gets a list of trajectories and returns as many numbers, bools or `Score`: a list, an array
-            or a tensor. A sync function runs on a thread; an async one is awaited on the event loop of one of
-            the callers.
+            or a tensor; or an `InvalidTask` in place of the number of a task that cannot be used. A sync
+            function runs on a thread; an async one is awaited on the event loop of one of the callers.
         max_size: Largest number of trajectories in a call.
         max_concurrent: Number of calls that run at the same time.
 
