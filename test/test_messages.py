@@ -154,7 +154,7 @@ def test_a_reward_is_added_to_a_result():
 
 
 @pytest.mark.parametrize(
-    "value", [(), ("a", 1, {}, 4), ("a", "1"), ("a", True), ("a", 1.0, 3), ("a", 1.0, [1])]
+    "value", [(), ("a", 1, {}, 4), ("a", "1"), ("a", [1, 2]), ("a", 1.0, 3), ("a", 1.0, [1])]
 )
 def test_other_tuples_are_not_results_of_verl(value: tuple[object, ...]):
     with pytest.raises(TypeError, match=r"tuple|reward|metrics"):

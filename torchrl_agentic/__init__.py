@@ -43,7 +43,8 @@ _WHERE = {
     ),
     "transforms": (
         "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
-        "ToolRewardTransform", "TurnTokenizer", "UserSimulator", "collate_rows",
+        "ToolRewardTransform", "TurnTokenizer", "UserRewardTransform", "UserSimulator",
+        "collate_rows",
     ),
 }  # fmt: skip
 
@@ -129,6 +130,7 @@ __all__ = [
     "Turn",
     "TurnTokenizer",
     "UserFailed",
+    "UserRewardTransform",
     "UserSimulator",
     "VideoPart",
     "Wrapped",
@@ -244,6 +246,7 @@ if TYPE_CHECKING:
         ToolCompose,
         ToolRewardTransform,
         TurnTokenizer,
+        UserRewardTransform,
         UserSimulator,
         collate_rows,
     )

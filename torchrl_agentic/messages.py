@@ -439,18 +439,51 @@ def _with_reward(result: ToolResult, reward: Any, metrics: Any) -> ToolResult:
         raise TypeError(f"the metrics of a tool's result are a mapping; got {type(metrics).__name__}")
     return replace(
         result,
-        reward=result.reward if reward is None else _number(reward),
+        reward=result.reward if reward is None else as_number(reward, "the reward of a tool's result"),
         metrics=cast("Mapping[str, JSON] | None", metrics) or result.metrics,
     )
 
 
-def _number(reward: Any) -> float:
-    if not isinstance(reward, bool | str | bytes):
+LARGEST_REWARD = 3.4028234663852886e38
+"""Largest finite number of float32, in which batches hold rewards."""
+
+
+def as_number(value: Any, what: str = "a reward") -> float:
+    """Return a reward or a score as a float.
+
+    Args:
+        value: A number; a bool, which is 1.0 or 0.0; or an array or tensor with one element.
+        what: Description of the value, for messages.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if type(value) is float:
+        return value
+    if value is not None and not isinstance(value, str | bytes):
         try:
-            return float(reward)
-        except (TypeError, ValueError):
+            return float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError, RuntimeError):  # an array of several numbers
             pass
-    raise TypeError(f"the reward of a tool's result is a number; got {type(reward).__name__}")
+    kind = type(value).__name__
+    raise TypeError(f"{what} is a number, a bool, or an array or tensor with one; got {value!r:.80} ({kind})")
+
+
+def finite_number(value: Any, what: str = "a reward") -> float:
+    """Return a reward or a score as a float that is finite in float32, too.
+
+    Args:
+        value: As in `as_number`.
+        what: Description of the value, for messages.
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is NaN, infinite, or above `LARGEST_REWARD` in size.
+    """
+    number = as_number(value, what)
+    if not abs(number) <= LARGEST_REWARD:
+        raise ValueError(f"{what} must be finite, and at most {LARGEST_REWARD:.3g} in size; got {number}")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

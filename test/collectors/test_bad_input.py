@@ -129,7 +129,7 @@ def test_an_engine_that_returns_nothing_makes_empty_answers():
     engine.sample = sample
     (batch,), _ = run(engine)
     assert not batch[0]["masks", "all_assistant_mask"].any()
-    assert batch[0]["collector", "reason"] == "no_calls"
+    assert batch[0]["collector", "reason"] == "max_new_tokens"
 
 
 def test_missing_log_probs_are_nan_and_told_once(caplog):

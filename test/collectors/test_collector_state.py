@@ -51,6 +51,8 @@ def trajectories(draw, task, index):
         draw(numbers),
         draw(numbers),
         draw(numbers),
+        draw(counts),
+        draw(numbers),
         draw(numbers),
         draw(counts),
         draw(numbers),

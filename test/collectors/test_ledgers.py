@@ -32,6 +32,7 @@ from torchrl_agentic.engines import Sampled
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.specs import REASONS
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 LEFT_OUT = {"fence", "tags", "anthropic", "openai"}
@@ -192,10 +193,7 @@ def test_a_collector_writes_the_ledger_of_the_environment(case):
     pairs = zip(values, ledger.log_probs, strict=True)
     assert all(mine == theirs or (math.isnan(mine) and math.isnan(theirs)) for mine, theirs in pairs)
     assert list(trajectory.messages) == messages
-    assert (
-        trajectory.reason
-        == ("", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user")[reason]
-    )
+    assert trajectory.reason == REASONS[reason]
     versions = [version for version, mine in zip(found.versions, found.mask, strict=True) if mine]
     assert versions == sorted(versions)
     assert all(0 <= version <= engine.version for version in versions)

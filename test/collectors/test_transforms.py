@@ -82,15 +82,17 @@ def test_replies_beyond_the_users_bound_end_a_trajectory():
     assert (found.reason, found.truncated, found.user_score) == ("max_turns", True, 0.5)
 
 
-def test_a_user_that_fails_costs_its_own_trajectory_only(caplog):
-    user = UserSimulator(Shopper())
-    crashing, kind = collect(
-        [ToolCompose([add]), EndTrajectory(max_turns=5), user],
+def test_a_user_that_fails_costs_its_own_group_only(caplog):
+    failed = []
+    (kind,) = collect(
+        [ToolCompose([add]), EndTrajectory(max_turns=5), UserSimulator(Shopper())],
         {"a": ["crash"], "b": ["hello", "bye"]},
         [Task("a", [{"role": "user", "content": "q"}]), Task("b", [{"role": "user", "content": "q"}])],
-        groups_per_batch=2,
+        on_failure="drop",
+        failure_hook=failed.append,
     )
-    assert (crashing.truncated, kind.terminated) == (True, True)
+    assert kind.terminated
+    assert [(one.task.name, one.kind) for one in failed] == [("a", "user")]
     assert "no more tea" in caplog.text
 
 

@@ -63,10 +63,10 @@ def test_each_row_has_a_session_until_its_trajectory_ends(rows, counter):
     assert call(rows, 1) == "2"
 
 
-def test_closed_rows_keep_their_names(rows, counter):
+def test_finished_rows_keep_their_names(rows, counter):
     call(rows, 0)
     name = rows.session(0).trajectory
-    rows.close_rows([0, 5])
+    rows.finish_rows([0, 5])
     assert counter.events == ["open", "close"]
     assert rows.session(0).trajectory == name
 

@@ -88,8 +88,8 @@ def test_a_model_is_evaluated_in_the_order_of_the_tasks(tiny, mode):
 
 def test_samples_that_a_bound_cut_short_are_counted_below_the_table(tiny):
     rows = [task(f"q{number}", one["answer"]) for number, one in enumerate(tiny_questions(3, seed=3))]
-    result = evaluate(rows, ToolCompose([PythonTool()]), *tiny, max_turns=3, max_trajectory_tokens=20)
-    assert "3 of 3 samples were cut short: 3 by max_trajectory_tokens" in str(result)
+    result = evaluate(rows, ToolCompose([PythonTool()]), *tiny, max_turns=3, max_new_tokens=3)
+    assert "3 of 3 samples were cut short: 3 by max_new_tokens" in str(result)
     assert "cut short" not in str(run([task("a")], Replies()))
 
 

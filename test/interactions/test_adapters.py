@@ -7,6 +7,7 @@ import pytest
 from helpers.simulated_users import AsyncClerk, Clerk, Shopper, eager, parrot
 
 from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.errors import UserFailed
 from torchrl_agentic.interactions import (
     FunctionUser,
     Interaction,
@@ -34,15 +35,16 @@ async def talk(item, *conversations, kwargs=None, trajectory="0.0"):
     dispatcher = dispatcher_of(item)
     session = dispatcher.session(trajectory)
     set_arguments(session, kwargs or {})
-    said = [await reply(session, "x", messages) for messages in conversations]
-    judged = await final_score(session, "x", conversations[-1])
-    await session.close()
-    await dispatcher.close()
-    return said, judged
+    try:
+        said = [await reply(session, "x", messages) for messages in conversations]
+        return said, await final_score(session, "x", conversations[-1])
+    finally:
+        await session.close()
+        await dispatcher.close()
 
 
 async def test_function_reply_is_its_return_value():
-    assert await talk(parrot, ASKED) == ([Reply("a")], (None, True))
+    assert await talk(parrot, ASKED) == ([Reply("a")], None)
     assert (await talk(eager, ASKED))[0] == [Reply("I want tea.", 0.5)]
 
 
@@ -88,8 +90,8 @@ async def test_blocking_users_answer_at_the_same_time():
 
 @pytest.mark.parametrize("value", [42, ["text"], Reply(text=None), Reply("x", score="much")])
 async def test_invalid_reply_is_a_failure_logged_once(value, caplog):
-    said, _ = await talk(lambda messages: value, ASKED)
-    assert said == [None]
+    with pytest.raises(UserFailed, match="user:x"):
+        await talk(lambda messages: value, ASKED)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
@@ -100,7 +102,8 @@ async def test_text_that_cannot_be_encoded_is_replaced():
 async def test_a_user_that_takes_too_long_is_logged_once_and_gives_nothing(caplog):
     dispatcher = dispatcher_of(Shopper(), per_call_timeout=0.01)
     session = dispatcher.session("0.0")
-    assert await reply(session, "x", (Message("assistant", "hang"),)) is None
+    with pytest.raises(UserFailed, match="did not finish"):
+        await reply(session, "x", (Message("assistant", "hang"),))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "user:x (trajectory 0.0)" in caplog.text
     await dispatcher.close()
@@ -111,7 +114,7 @@ async def test_an_object_in_verl_s_shape_talks_and_judges(kind):
     clerk = kind({})
     said, judged = await talk(clerk, ASKED, SOLD, kwargs={"goal": "milk"})
     assert said == [Reply("heard 1", 0.5, metadata={"k": 1}), Reply("heard 2", 0.5, True, {"k": 1})]
-    assert judged == (2.0, True)
+    assert judged == 2.0
 
 
 @CLERKS
@@ -162,8 +165,9 @@ async def test_it_gets_messages_as_dicts_with_their_calls():
 
 async def test_interaction_that_fails_to_start_is_not_finalised(caplog):
     clerk = Clerk({})
-    said, judged = await talk(clerk, ASKED, kwargs={"goal": "nothing"})
-    assert (said, judged[1], clerk.finalized) == ([None], False, [])
+    with pytest.raises(UserFailed):
+        await talk(clerk, ASKED, kwargs={"goal": "nothing"})
+    assert clerk.finalized == []
     assert "nothing to sell" in caplog.text
 
 
@@ -204,14 +208,15 @@ async def test_a_base_class_s_score_judges_nothing():
     class Own(BaseInteraction):
         pass
 
-    assert (await talk(Own({}), ASKED))[1] == (None, True)
+    assert (await talk(Own({}), ASKED))[1] is None
 
 
 @pytest.mark.parametrize("value", ["text", (True, "text"), None])
 async def test_error_for_a_wrong_verl_response_shows_its_form(value, caplog):
     clerk = Clerk({})
     clerk.generate_response = lambda *_, **__: value
-    assert (await talk(clerk, ASKED))[0] == [None]
+    with pytest.raises(UserFailed):
+        await talk(clerk, ASKED)
     assert "(should_terminate, text, score, metadata)" in caplog.text
 
 
@@ -261,7 +266,8 @@ async def test_error_for_unexpected_row_arguments_names_them(caplog):
             return "hi"
 
     assert (await talk(Plain(), ASKED))[0] == [Reply("hi")]
-    assert (await talk(Plain(), ASKED, kwargs={"goal": 1}))[0] == [None]
+    with pytest.raises(UserFailed):
+        await talk(Plain(), ASKED, kwargs={"goal": 1})
     assert "takes no interaction_kwargs, and the row has goal" in caplog.text
 
 

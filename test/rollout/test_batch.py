@@ -197,7 +197,8 @@ def collector_of(tokenizer, model, rewards, **options):
     tokens = TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
     for transform in (compose, EndTrajectory(max_turns=2), tokens, *rewards):
         env.append_transform(transform)
-    policy = agent_policy(model, tokenizer, max_new_tokens=6)
+    ends = {"forced_eos_token_id": tokenizer.eos_token_id}  # an answer that is cut off would end its row
+    policy = agent_policy(model, tokenizer, max_new_tokens=6, generate_kwargs=ends)
     return LLMCollector(env, policy=policy, total_dialog_turns=32, dialog_turns_per_batch=8, **options)
 
 

@@ -69,7 +69,7 @@ def test_reward_is_added_to_tool_rewards():
 
 
 def test_missing_answer_error_lists_the_searched_columns():
-    with pytest.raises(ValueError, match=r"row 0 .* no right answer in .*'ground_truth'.* column="):
+    with pytest.raises(ValueError, match=r"row 0 .* none of the columns 'ground_truth'.* column="):
         rewards([{"query": "q"}], [["3"]], AnswerRewardTransform())
 
 

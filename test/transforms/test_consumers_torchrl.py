@@ -346,7 +346,7 @@ class TestWrappers:
     def test_transformers_in_history_mode(self, tiny):
         model, tokenizer = tiny
         policy = TransformersWrapper(
-            model, tokenizer=tokenizer, input_mode="history", generate_kwargs={"max_new_tokens": 4}
+            model, tokenizer=tokenizer, input_mode="history", generate_kwargs={"max_new_tokens": 64}
         )
         env = uneven_env()
         td = begin(env)

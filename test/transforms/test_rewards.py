@@ -118,7 +118,7 @@ def test_tokens_carry_the_reward_of_their_turn():
     talk = Rollout(env, tokenizer)
     talk.turn(Says(score(1, 2)), Says("no"))
     talk.turn(Says(score(4)), Says("no"))
-    for row, wanted in enumerate([[3.0, 14.0], [0.0, 0.0]]):
+    for row, wanted in enumerate([[3.0, 14.0], [0.0, 10.0]]):  # each has its final reward of 10
         td = talk.next[row]
         given, mask = td["ledger", "rewards"], td["ledger", "mask"]
         assert given.shape == td["tokens", "prompt"].shape

@@ -1,6 +1,7 @@
 """UserSimulator: users and tools take turns in one conversation, row by row."""
 
 import asyncio
+import math
 import multiprocessing
 import pickle
 import threading
@@ -31,6 +32,7 @@ from torchrl_agentic import EndTrajectory, RateLimiter, StopTool, ToolCompose
 from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, in_thread
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import TurnTokenizer, UserSimulator
+from torchrl_agentic.transforms.specs import REASONS
 
 CALL = call("add", a=1, b=2)
 
@@ -179,15 +181,17 @@ def test_user_that_hangs_on_open_does_not_delay_others(caplog):
     env.close()
 
 
-def test_user_that_fails_to_score_is_flagged_and_earlier_scores_count(caplog):
+def test_user_that_fails_to_score_leaves_no_final_score(caplog):
     class Unjust(Shopper):
         async def score(self, messages):
             raise RuntimeError("no")
 
     env = user_env((1,), Unjust())
     td = step(env, begin(env), "sold")["next"]
-    assert (told(td, "error"), told(td, "final_score"), told(td, "score")) == ([True], [1.0], [1.0])
-    assert ended(td) == [[True], [True], [False]]
+    assert (told(td, "error"), told(td, "score")) == ([True], [1.0])
+    assert math.isnan(*told(td, "final_score"))
+    assert ended(td) == [[True], [False], [True]]
+    assert REASONS[td["agentic", "ended_by"].item()] == "user_failed"
     assert len(caplog.records) == 1
 
 

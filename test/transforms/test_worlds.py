@@ -25,6 +25,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.dispatch import Dispatcher
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.testing import call_tool
 from torchrl_agentic.tools import Renamed
@@ -208,20 +209,26 @@ def test_call_tool_opens_the_world():
     assert call_tool(Ledger(), {"n": 4}, name="add").text == "4"
 
 
-def test_world_that_opens_too_late_has_no_reward():
+def test_world_that_opens_too_late_for_its_call_has_a_reward():
     class Late(Ledger):
         @contextlib.asynccontextmanager
         async def session(self, trajectory):
-            await asyncio.sleep(0.2)
+            await may_open.wait()
             yield [100]
 
+    may_open = asyncio.Event()
     compose = ToolCompose([], per_call_timeout=0.05)
     compose.add_toolset(Late())
     env = chat_env((1,), compose, EndTrajectory(when_no_calls=True))
     td = advance(env, begin(env), call("add", n=1))
     assert "did not finish" in results(td)[0][0]
-    assert flags(step(env, td, "end")["next"], "trajectory_reward") == [0.0]
+    run(set_event(may_open))
+    assert flags(step(env, td, "end")["next"], "trajectory_reward") == [100.0]
     env.close()
+
+
+async def set_event(event):
+    event.set()
 
 
 def test_branch_continues_with_a_copy_of_the_world():

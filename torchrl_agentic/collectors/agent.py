@@ -19,6 +19,7 @@ from torchrl_agentic.transforms import (
     ToolCompose,
     ToolRewardTransform,
     TurnTokenizer,
+    UserRewardTransform,
     UserSimulator,
 )
 from torchrl_agentic.transforms.pipeline import leaves
@@ -31,6 +32,7 @@ _KNOWN = (
     EndTrajectory,
     ToolRewardTransform,
     AnswerRewardTransform,
+    UserRewardTransform,
     UserSimulator,
     RecordTransform,
     TurnTokenizer,
@@ -123,6 +125,9 @@ class Agent:
         if any(one.place == "tokens" for one in self.tool_rewards):
             raise ValueError('a collector has one reward per trajectory: ToolRewardTransform(place="turn")')
         self.answer_rewards = list(_of(found, AnswerRewardTransform))
+        self.user_rewards = list(_of(found, UserRewardTransform))
+        if self.user_rewards and self.users is None:
+            raise ValueError("UserRewardTransform reads the scores of a UserSimulator, and there is none")
         self.record = _only(found, RecordTransform)
         if self.record is not None and self.hook is None:
             raise ValueError(

@@ -168,7 +168,11 @@ def _figures(trajectory: Trajectory) -> Mapping[str, torch.Tensor]:
         "tool_reward": torch.tensor([float(trajectory.tool_reward)]),
         "trajectory_reward": torch.tensor([float(trajectory.final_reward)]),
         "tool_seconds": torch.tensor([float(trajectory.tool_seconds)]),
+        "user_turn": torch.tensor([trajectory.n_replies]),
+        "user_score": torch.tensor([float(trajectory.replies_score)]),
         "user_final_score": torch.tensor([float(trajectory.user_score)]),
+        "cut": torch.tensor([trajectory.is_cut]),
+        **{name: torch.tensor([False]) for name in ("user_error", "no_verdict", "not_begun")},
         "token_drift": torch.tensor([trajectory.token_drift]),
         "ended_by": torch.tensor([specs.REASONS.index(trajectory.reason)]),
     }

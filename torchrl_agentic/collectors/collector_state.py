@@ -225,7 +225,7 @@ def _finished_to_json(one: Trajectory) -> dict[str, Any]:
         "ledger": _ledger_to_json(one.ledger),
         "tool_reward": float(one.tool_reward),
         "final_reward": float(one.final_reward),
-        "user_score": float(one.user_score),
+        "user": [one.n_replies, float(one.replies_score), float(one.user_score)],
         "reward": float(one.reward),
         "token_drift": int(one.token_drift),
         "seconds": float(one.seconds),
@@ -237,6 +237,7 @@ def _finished_to_json(one: Trajectory) -> dict[str, Any]:
 
 def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
     name, index, score = _text(data, "name"), _count(data, "index"), data["score"]
+    n_replies, replies_score, user_score = data["user"]
     return Trajectory(
         name,
         task,
@@ -249,7 +250,9 @@ def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
         _ledger(data),
         float(data["tool_reward"]),
         float(data["final_reward"]),
-        float(data["user_score"]),
+        float(user_score),
+        int(n_replies),
+        float(replies_score),
         float(data["reward"]),
         int(data["token_drift"]),
         float(data["seconds"]),

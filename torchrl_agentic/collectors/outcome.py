@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.task import Task, Trajectory, lookup
 from torchrl_agentic.errors import InfrastructureError, InvalidTask
-from torchrl_agentic.messages import JSON, Turn
+from torchrl_agentic.messages import JSON, Turn, finite_number
 from torchrl_agentic.records import Origin, Recording, TokenRecord
 
 Reward = Callable[[Trajectory], Awaitable[Score]]
@@ -81,6 +80,10 @@ class Outcome:
         )
         trajectory = replace(trajectory, reward=of_tools)
         added = sum(self._answer_rewards(trajectory))
+        added += sum(
+            one.replies * trajectory.replies_score + one.trajectories * trajectory.user_score
+            for one in self._agent.user_rewards
+        )
         score: Score | None = None
         if self._reward is not None:
             try:
@@ -93,8 +96,10 @@ class Outcome:
                     raise
                 raise RewardError(f"the reward of {self._name}: {type(error).__name__}: {error}") from error
         reward = of_tools + added
-        if not math.isfinite(reward):  # it would spoil the advantages of its whole group
-            raise RewardError(f"the reward of {self._name} is {reward}; it must be finite")
+        try:
+            finite_number(reward)  # another one would spoil the advantages of its whole group
+        except ValueError as error:
+            raise RewardError(f"the reward of {self._name}: {error}") from None
         return replace(trajectory, reward=reward, score=score)
 
     def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:
@@ -132,7 +137,7 @@ class Outcome:
         agent, record = self._agent, self._agent.record
         if agent.hook is None or self._last_reward is None:
             return
-        if self._reward or agent.tool_rewards or agent.answer_rewards:
+        if self._reward or agent.tool_rewards or agent.answer_rewards or agent.user_rewards:
             of_turns = sum(one.calls * self.tool_reward for one in agent.tool_rewards)
             of_last = sum(one.calls * self._last_reward for one in agent.tool_rewards)
             self._recording.add_reward(of_last + trajectory.reward - of_turns)

@@ -451,6 +451,8 @@ class RemoteRun:
             self._outcome.tool_reward,
             ended.final_reward,
             latest.user.score,
+            n_replies=latest.user.n_replies,
+            replies_score=latest.user.total,
             token_drift=ended.token_drift,
             seconds=self._loop.time() - self._began,
             spans=tuple(self._spans),

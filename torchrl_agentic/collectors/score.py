@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torchrl_agentic.messages import as_number, finite_number
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.task import Trajectory
@@ -44,20 +45,9 @@ class Score:
             TypeError: If it is something else.
             ValueError: If its value or a part is NaN or infinite.
         """
-        if isinstance(value, cls):
-            score = value
-        elif value is None or isinstance(value, str | bytes):
-            raise TypeError(f"a reward is a number, a bool or a Score; got {value!r:.80}")
-        else:
-            try:
-                score = cls(float(value.item() if hasattr(value, "item") else value))
-            except (TypeError, ValueError, RuntimeError) as error:  # an array of several numbers
-                kind = type(value).__name__
-                raise TypeError(f"a reward is a number, a bool or a Score; got {kind}: {error}") from error
-        for name, number in (("a score", score.value), *score.parts.items()):
-            if not math.isfinite(number):
-                raise ValueError(f"{name} must be finite; got {number}")
-        return score
+        score = value if isinstance(value, cls) else cls(as_number(value))
+        parts = {name: finite_number(part, name) for name, part in score.parts.items()}
+        return replace(score, value=finite_number(score.value, "a score"), parts=parts)
 
 
 Scorer: TypeAlias = "Callable[[Trajectory], float | bool | Score | Awaitable[Any]]"

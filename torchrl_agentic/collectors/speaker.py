@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ContextExceeded, OnIds
+from torchrl_agentic.errors import InvalidTask
 from torchrl_agentic.messages import Message
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
@@ -19,12 +20,13 @@ class Speaker(Protocol):
     """Says the messages of the model in one trajectory, and hears the others.
 
     Attributes:
-        had_room: Whether the last answer had room for a token.
+        cut_by: The bound that cut the last answer off, "max_new_tokens" or "max_trajectory_tokens"; "" if
+            none.
         n_sampled: Number of tokens of the last answer.
         finish: Why the last answer ended.
     """
 
-    had_room: bool
+    cut_by: str
     n_sampled: int
     finish: str
 
@@ -100,7 +102,7 @@ class TokenSpeaker:
         self._context_length: int | None = getattr(requests.engine, "context_length", None)
         self._media: dict[str, list[Any]] = {}
         self._see_media(messages)
-        self.had_room, self.n_sampled, self.finish = True, 0, ""
+        self.cut_by, self.n_sampled, self.finish = "", 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
         """Sample the next answer; an empty, incomplete one if there is no room.
@@ -109,15 +111,17 @@ class TokenSpeaker:
             on_ids: Called with each piece of sampled ids.
         """
         room = self._writer.room(self._context_length)
-        self.had_room = room is None or room > 0
         ids: list[int] = []
-        if self.had_room:
+        if room is None or room > 0:
             bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
             ids, self.finish = await self._requests.sample(
                 self._writer, max_tokens=bound, key=self._key, on_ids=on_ids, media=self._media
             )
         self.n_sampled = len(ids)
-        return self._encoder.read_answer(ids)
+        message = self._encoder.read_answer(ids)
+        is_full = room is not None and len(ids) >= room
+        self.cut_by = "" if message.is_complete else "max_trajectory_tokens" if is_full else "max_new_tokens"
+        return message
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Append a turn to the tokens.
@@ -200,15 +204,20 @@ class MessageSpeaker:
         self._max_new_tokens = max_new_tokens
         shown = [tool for tool in agent.compose.tools if tools is None or tool.name in tools]
         self._tools = [tool.spec() for tool in shown]
-        self.had_room, self.n_sampled, self.finish = True, 0, ""
+        self._has_answered = False
+        self.cut_by, self.n_sampled, self.finish = "", 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
         """Ask for the next message; an empty, incomplete one if the conversation is too long for the model.
 
         Args:
             on_ids: Not called, since there are no ids.
+
+        Raises:
+            InvalidTask: If the first prompt is too long already.
         """
         del on_ids
+        self.cut_by = ""
         try:
             message: Message = await self._requests.chat(
                 lambda engine: engine.chat(
@@ -216,9 +225,14 @@ class MessageSpeaker:
                 ),
                 self._key,
             )
-        except ContextExceeded:
-            self.had_room = False
+        except ContextExceeded as error:
+            if not self._has_answered:
+                raise InvalidTask(f"the prompt leaves no room for an answer: {error}") from error
+            self.cut_by = "max_trajectory_tokens"
             message = Message("assistant", "", is_complete=False)
+        self._has_answered = True
+        if not message.is_complete:
+            self.cut_by = self.cut_by or "max_new_tokens"
         self.finish = "stop" if message.is_complete else "length"
         return message
 

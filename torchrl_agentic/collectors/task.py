@@ -125,14 +125,16 @@ class Trajectory:
         index: Number in its group, counted from 0; the same for all branches of a tree.
         messages: All messages.
         turns: One record per message of the model, with its calls and their results.
-        reason: Why it ended: "no_calls", "stop_tool", "max_turns", "max_trajectory_tokens", "user" or
-            "refused".
+        reason: Why it ended: "no_calls", "stop_tool", "max_turns", "max_new_tokens", "max_trajectory_tokens",
+            "user" or "refused".
         terminated: Whether it ended by itself.
         truncated: Whether a bound ended it.
         ledger: Its tokens; None if the engine takes messages instead of tokens.
         tool_reward: Sum of the rewards of its tool calls.
         final_reward: Sum of the final rewards of its tools.
         user_score: Score of its simulated user; 0.0 without one.
+        n_replies: Number of replies of the user.
+        replies_score: Sum of the scores of the replies.
         reward: The reward; 0.0 until the rewards have been computed.
         token_drift: Number of ids that differ from those of the whole conversation, encoded at once.
         seconds: From its first request to its end.
@@ -154,6 +156,8 @@ class Trajectory:
     tool_reward: float = 0.0
     final_reward: float = 0.0
     user_score: float = 0.0
+    n_replies: int = 0
+    replies_score: float = 0.0
     reward: float = 0.0
     token_drift: int = 0
     seconds: float = 0.0
@@ -226,6 +230,11 @@ class Trajectory:
         """Number of calls that failed although the model did nothing wrong."""
         found = (result.status for turn in self.turns for result in turn.outcome.results)
         return sum(status is Status.INFRA for status in found)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if its last answer was cut off by a bound."""
+        return bool(self.turns) and not self.turns[-1].message.is_complete
 
     @property
     def tool_seconds(self) -> float:

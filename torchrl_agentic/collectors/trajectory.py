@@ -14,7 +14,7 @@ from torchrl_agentic.collectors.branching import BranchPoint, Forking
 from torchrl_agentic.collectors.early_calls import EarlyCalls
 from torchrl_agentic.collectors.effect_journal import EffectJournal
 from torchrl_agentic.collectors.fork import Fork
-from torchrl_agentic.collectors.outcome import Outcome, Reward
+from torchrl_agentic.collectors.outcome import Outcome, Reward, RewardError
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
@@ -24,6 +24,7 @@ from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import open_tools, read_row
 from torchrl_agentic.dispatch.rendering import render
 from torchrl_agentic.dispatch.session import SessionCounts
+from torchrl_agentic.errors import InvalidTask, ToolFailed
 from torchrl_agentic.interactions.user_tool import final_score, reply, set_arguments
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
@@ -144,11 +145,14 @@ class TrajectoryRun:
         """Run the trajectory to its end, close what it holds open, and compute its reward.
 
         Raises:
-            InfrastructureError: If the engine is lost.
+            InfrastructureError: If the engine is lost; `ToolFailed` if a tool cannot open at the beginning,
+                and `UserFailed` if the simulated user fails.
             ValueError: If the task names unknown tools, or the engine cannot take its prompt.
-            RewardError: If the reward function raises or returns no number.
+            InvalidTask: If the prompt leaves no room for an answer, or a reward says so.
+            RewardError: If the reward function, or a final reward of a tool, raises or is no finite number.
         """
         try:
+            has_ended = False
             try:
                 speaker = await self._begin()
                 self.phase = "trajectory"
@@ -156,9 +160,11 @@ class TrajectoryRun:
                     await self._turn(speaker)
                     if self._forking is not None and not self._is_over:
                         await self._forking.after_turn(self)
+                has_ended = True
             finally:
-                await run_to_completion(self._close(), always_wait=True)
+                await run_to_completion(self._close(has_ended=has_ended), always_wait=True)
             self.phase = "reward"
+            self._check_verdicts()
             drift = await self._token_drift(speaker)
             trajectory = await self._rewarded(self._finished(speaker, drift))
         except BaseException:
@@ -282,6 +288,10 @@ class TrajectoryRun:
             self._resume(source)
         else:
             calls, results = await open_tools(session, tools)
+            if (error := session.begin_error) is not None:
+                if isinstance(error, InvalidTask):
+                    raise error
+                raise ToolFailed(f"{self.name} could not begin: {type(error).__name__}: {error}") from error
             if calls:
                 self._conversation += map(StoredMessage, self._render(calls, results))
         if agent.users is not None:
@@ -291,9 +301,9 @@ class TrajectoryRun:
             chosen = choice(agent.users.interactions, self._index, agent.users.column, told)
             self._user = agent.users.dispatcher.session(self.name, row=self._index)
             self._user_name = chosen.name
-            set_arguments(self._user, chosen.kwargs)
+            set_arguments(self._user, chosen.kwargs, session)
         kind = MessageSpeaker if agent.encoder is None else TokenSpeaker
-        return kind(
+        speaker = kind(
             agent,
             self._requests,
             [message.for_template() for message in self._conversation],
@@ -302,6 +312,9 @@ class TrajectoryRun:
             max_new_tokens=self._max_new_tokens,
             written=None if source is None else source.ledger,
         )
+        if source is None and speaker.is_full:
+            raise InvalidTask(f"the prompt of task {self._task.name!r} leaves no room for an answer")
+        return speaker
 
     def _resume(self, state: TrajectoryState) -> None:
         """Take over what another run has done, its records included."""
@@ -408,7 +421,7 @@ class TrajectoryRun:
                     status=result.status.name,
                 )  # fmt: skip
         if any(result.stop for result in results):
-            await session.close()
+            await session.finish()
         return results
 
     def _render(
@@ -435,8 +448,8 @@ class TrajectoryRun:
             self._end("stop_tool", terminated=True)
         if message.refusal:
             self._end("refused", terminated=True)
-        if not speaker.had_room:
-            self._end("max_trajectory_tokens", truncated=True)
+        if speaker.cut_by:
+            self._end(speaker.cut_by, truncated=True)
         elif self._agent.when_no_calls and not has_calls:
             self._end("no_calls", terminated=True)
         bounds = (self._agent.max_turns, self._task.max_turns)
@@ -458,7 +471,6 @@ class TrajectoryRun:
         said: list[StoredMessage] = []
         messages = [message.read() for message in conversation]
         is_answer = not (self._is_over or has_calls)
-        has_failed = False
         heard = self._user_state
         if is_answer and users.max_turns is not None and heard.n_replies >= users.max_turns:
             self._end("max_turns", truncated=True)
@@ -466,20 +478,16 @@ class TrajectoryRun:
             start = self._doing("user", self._user_name)
             found = await reply(session, self._user_name, messages)
             self._span("user", start, name=self._user_name)
-            has_failed = found is None
-            if found is None:
-                self._end("max_turns", truncated=True)
-            else:
-                heard = UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
-                if found.text or not found.is_over:
-                    text = self._agent.parser.control_escaper.escape(found.text)
-                    said.append(StoredMessage({"role": users.role, "content": text}))
-                if found.text:
-                    messages.append(Message(users.role, found.text))
-                if found.is_over:
-                    self._end("user", terminated=True)
+            heard = UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
+            if found.text or not found.is_over:
+                text = self._agent.parser.control_escaper.escape(found.text)
+                said.append(StoredMessage({"role": users.role, "content": text}))
+            if found.text:
+                messages.append(Message(users.role, found.text))
+            if found.is_over:
+                self._end("user", terminated=True)
         if self._is_over:
-            judged = None if has_failed else (await final_score(session, self._user_name, messages))[0]
+            judged = await final_score(session, self._user_name, messages)
             heard = replace(heard, score=heard.total if judged is None else judged)
         self._user_state = heard
         return said
@@ -536,9 +544,21 @@ class TrajectoryRun:
         if self._observer is not None:
             self._observer.add(span)
 
-    async def _close(self) -> None:
-        users = () if self._user is None else (self._user,)
-        await asyncio.gather(*(session.close() for session in (self._session, *users)))
+    async def _close(self, *, has_ended: bool) -> None:
+        """Close the user, then the tools, on whose worlds it may act; ask for final rewards at the end."""
+        try:
+            if self._user is not None:
+                await self._user.close()
+        finally:
+            await (self._session.finish() if has_ended else self._session.close())
+
+    def _check_verdicts(self) -> None:
+        """Raise the error of a tool that has no final reward."""
+        for name, error in self._session.verdict_errors.items():
+            if isinstance(error, InvalidTask):
+                raise error
+            what = f"the final reward of {name} in {self.name}"
+            raise RewardError(f"{what}: {type(error).__name__}: {error}") from error
 
     async def _token_drift(self, speaker: Speaker) -> int:
         ledger = speaker.ledger
@@ -560,6 +580,8 @@ class TrajectoryRun:
             self._outcome.tool_reward,
             self._session.take_reward(),
             self._user_state.score,
+            n_replies=self._user_state.n_replies,
+            replies_score=self._user_state.total,
             token_drift=drift,
             seconds=self._time() - self._began,
             spans=tuple(self._spans),

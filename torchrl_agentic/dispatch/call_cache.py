@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torchrl_agentic.dispatch.resolve import BoundTool
 from torchrl_agentic.messages import ParsedCall, Status, TextPart, ToolResult
 from torchrl_agentic.text import canonical_json
-from torchrl_agentic.tools.base import Effects, Toolset, has_final_reward, has_sessions
+from torchrl_agentic.tools.base import Effects, has_sessions
 from torchrl_agentic.tools.row_data import check_names
 from torchrl_agentic.tools.wrappers.base import Wrapped
 from torchrl_agentic.tools.wrappers.cached import Store
@@ -206,7 +206,7 @@ def why_not_cached(bound: BoundTool, *, is_named: bool) -> str:
         if tool.keeps_state if tool.sees_every_call is None else tool.sees_every_call:
             return f"its wrapper {type(tool).__name__} has to see every call"
         tool = tool.tool
-    if (bound.has_sessions and has_final_reward(tool)) or _has_reward(bound.world):
+    if tool.has_final_reward or (bound.world is not None and bound.world.has_final_reward):
         return "it gives trajectories a final reward, which may count its calls"
     if not is_named and (has_sessions(tool) or bound.world is not None or effects.reads):
         return "it reads more than its arguments; name it if all trajectories of a group begin with the same"
@@ -227,7 +227,3 @@ def check_cached(names: Collection[str], tools: Mapping[str, BoundTool]) -> None
     for name in sorted(names):
         if reason := why_not_cached(tools[name], is_named=True):
             raise ValueError(f"group_cache names {name!r}, which cannot be cached: {reason}")
-
-
-def _has_reward(world: Toolset | None) -> bool:
-    return world is not None and type(world).final_reward is not Toolset.final_reward

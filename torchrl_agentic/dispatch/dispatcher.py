@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.resolve import BoundTool, resolve
 from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Crashes, Outages, TurnOptions, TurnRun
+from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Outages, TurnOptions, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -74,7 +75,7 @@ class Dispatcher:
         self._schemas: Mapping[str, Schema] | None = None
         self._limits = limits_by_tool(rate_limits)
         self._threads = WorkerThreads(max_threads)
-        self._crashes = Crashes()
+        self.crashes = Crashes()
         self._sessions: set[Session] = set()  # those of all forks
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
@@ -108,6 +109,15 @@ class Dispatcher:
     def threads(self) -> WorkerThreads:
         """Threads for blocking tools."""
         return self._threads
+
+    def worlds(self, allows: Callable[[str], bool]) -> tuple[Toolset, ...]:
+        """Return the toolsets that have a world and a tool that may be used, each once.
+
+        Args:
+            allows: Returns whether the tool of a name may be used.
+        """
+        found = ((name, bound.world) for name, bound in self.bound.items())
+        return tuple(dict.fromkeys(world for name, world in found if world is not None and allows(name)))
 
     def add(
         self,
@@ -236,7 +246,7 @@ class Dispatcher:
         self._sessions.update(session for session, _, _ in batch)
         outages = Outages()
         options = TurnOptions(
-            self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose, self._crashes
+            self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose, self.crashes
         )
         runs: list[TurnRun] = []
         for number, (session, calls, state) in enumerate(batch):

@@ -1,4 +1,4 @@
-"""Begin a trajectory: read its row of the data set, and open the tools that open at the reset."""
+"""Begin a trajectory: read its row of the data set, and open the tools and worlds that open at the reset."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.tools.base import Tool
+from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.row_data import RowData
 
 
@@ -32,16 +32,19 @@ def read_row(columns: Mapping[str, Any], tools: Sequence[Tool]) -> RowData:
 async def open_tools(
     session: Session, tools: Sequence[Tool]
 ) -> tuple[tuple[ParsedCall, ...], list[ToolResult]]:
-    """Open the tools that open at the reset, and return their initial messages.
+    """Open the worlds and tools that open at the reset, and return their initial messages.
 
     Args:
-        session: Session of a trajectory that begins.
+        session: Session of a trajectory that begins; it has a `begin_error` if one cannot be opened.
         tools: All tools.
 
     Returns:
-        A call and a result for each tool that has an initial message, so that they can be rendered as a turn.
+        A call and a result for each that has an initial message, so that they can be rendered as a turn.
     """
-    eager = [tool for tool in tools if tool.open_at_reset and session.data.allows(tool.name)]
+    eager: list[Tool | Toolset] = [
+        world for world in session.dispatcher.worlds(session.data.allows) if world.open_at_reset
+    ]
+    eager += [tool for tool in tools if tool.open_at_reset and session.data.allows(tool.name)]
     opened = await session.open(eager)
-    calls = tuple(ParsedCall(tool.name, {}, f"open_{tool.name}") for tool, _ in opened)
+    calls = tuple(ParsedCall(name, {}, f"open_{name}") for name, _ in opened)
     return calls, [result for _, result in opened]

@@ -139,9 +139,16 @@ class SessionRows(Generic[T]):
         """
         run(self.session(row).branch([self.session(target) for target in into]))
 
-    def close_rows(self, rows: Iterable[int]) -> None:
-        """Close everything that the trajectories of some rows hold open, concurrently; they stay known."""
-        _close(session for row in rows if (session := self.sessions.get(row)) is not None)
+    def finish_rows(self, rows: Iterable[int]) -> None:
+        """Finish the sessions of rows that are done, as `Session.finish` does; they stay known."""
+        sessions = [session for row in rows if (session := self.sessions.get(row)) is not None]
+        busy = [session for session in sessions if session.must_finish]
+
+        async def finish() -> None:
+            await asyncio.gather(*(session.finish() for session in busy))
+
+        if busy:  # else the loop, which takes as long as a turn, has nothing to do
+            run(finish())
 
     def end(self, rows: Iterable[int]) -> dict[int, Session]:
         """End the trajectories of some rows and close them; the next trajectories there get new names.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.model_messages import encodable_result
-from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id
+from torchrl_agentic.errors import InvalidTask, derives
+from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id, finite_number
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import (
     Threads,
@@ -18,7 +22,6 @@ from torchrl_agentic.tools.base import (
     Toolset,
     current_row,
     current_session,
-    has_final_reward,
     open_world,
     world_name,
 )
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 ToolSelection: TypeAlias = Callable[[str, int, RowData], Collection[str] | None]
 """(trajectory, turn, row) → names of the tools for this turn, or None to follow the data set."""
 CLOSE_GRACE_S = 10.0
-"""Seconds that closing one live tool may take before it is cancelled."""
+"""Seconds that closing one live tool may take before it is cancelled; its final reward does not count."""
 
 
 class _Owner:
@@ -52,14 +55,14 @@ class _Owner:
         self, opener: Tool | Toolset, session: Session, source: Any = None, after: _Owner | None = None
     ) -> None:
         self.opener = opener
-        self.name = world_name(opener) if isinstance(opener, Toolset) else opener.name
+        self.name = _name(opener)
         self.source = source
         self.after = after
-        self.is_used = False
         self.session = session
         self.trajectory = session.trajectory
         self.ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.closing = asyncio.Event()
+        self.judged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._own())
 
     async def _own(self) -> None:
@@ -72,9 +75,9 @@ class _Owner:
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
-                # A world that opened too late for any call has no reward to give.
-                if self.is_used if isinstance(self.opener, Toolset) else has_final_reward(live):
-                    await self._finish(live)
+                if _has_final_reward(self.opener, live):
+                    await self._judge(live)
+                self.judged.set_result(None)
         except BaseException as error:
             if self.ready.done():
                 # `close` tells of its own cancellation; another comes from an event loop that ends.
@@ -86,18 +89,34 @@ class _Owner:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _finish(self, live: Any) -> None:
+    async def _judge(self, live: Any) -> None:
+        """Store the final reward, or the error that left the trajectory without one."""
+        limit = self.session.dispatcher.per_call_timeout
+        asking = asyncio.create_task(self._final_reward(live))  # it may ignore its cancellation
         try:
-            finishing = (
+            await asyncio.wait((asking,), timeout=limit)
+            found = asking.result() if asking.done() else TimeoutError(f"final_reward() took over {limit} s")
+        except asyncio.CancelledError as error:
+            self.session.lose_verdict(self.name, error)
+            raise
+        finally:
+            asking.cancel()
+        if isinstance(found, BaseException):
+            self.session.lose_verdict(self.name, found)
+        elif found is not None:
+            rewards = self.session.rewards
+            rewards[self.name] = rewards.get(self.name, 0.0) + found
+
+    async def _final_reward(self, live: Any) -> float | BaseException | None:
+        """Return the final reward, or what it raises: SystemExit would end the loop that all share."""
+        try:
+            asked = (
                 self.opener.final_reward(live) if isinstance(self.opener, Toolset) else live.final_reward()
             )
-            reward = await finishing
-            if reward is not None:
-                self.session.rewards[self.name] = float(reward)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            logger.exception("tool %s has no reward for trajectory %s", self.name, self.trajectory)
+            value = await asked if inspect.isawaitable(asked) else asked
+            return None if value is None else finite_number(value, "the final reward")
+        except BaseException as error:
+            return error
 
     def _opening(self) -> AbstractAsyncContextManager[Any]:
         if self.source is not None:
@@ -108,6 +127,8 @@ class _Owner:
 
     async def close(self) -> None:
         self.closing.set()
+        if self.ready.done() and self.ready.exception() is None:
+            await asyncio.wait((self.task, self.judged), return_when=asyncio.FIRST_COMPLETED)
         _, pending = await asyncio.wait((self.task,), timeout=CLOSE_GRACE_S)
         if pending:
             logger.error(
@@ -118,6 +139,18 @@ class _Owner:
             )
             self.task.cancel()
             await asyncio.wait((self.task,), timeout=1.0)
+
+
+def _has_final_reward(opener: Tool | Toolset, live: Any) -> bool:
+    """Return True if a live tool has a final reward; its class may be another one than that of the tool."""
+    if isinstance(opener, Toolset):
+        return opener.has_final_reward
+    is_tool = derives(live, Tool)
+    return live.has_final_reward if is_tool else callable(getattr(live, "final_reward", None))
+
+
+def _name(opener: Tool | Toolset) -> str:
+    return world_name(opener) if isinstance(opener, Toolset) else opener.name
 
 
 class SessionHost(Protocol):
@@ -146,6 +179,15 @@ class SessionHost(Protocol):
     @property
     def threads(self) -> Threads:
         """Threads for blocking functions."""
+        ...
+
+    @property
+    def crashes(self) -> Crashes:
+        """Counts the crashes of tools, so that each place is logged once."""
+        ...
+
+    def worlds(self, allows: Callable[[str], bool]) -> tuple[Toolset, ...]:
+        """Return the toolsets that have a world and a tool that may be used."""
         ...
 
     async def run(self, batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]]) -> list[list[ToolResult]]:
@@ -190,6 +232,10 @@ class Session:
         data: Row of the data set.
         allowed: Names of the tools that the trajectory may use in this turn, or None for all.
         rewards: Final reward of the trajectory by tool, filled in by `close`.
+        verdict_errors: Error that left the trajectory without a final reward, by tool.
+        begin_error: Error of a tool that could not open at the beginning, or whose initial message raised; or
+            None.
+        is_finished: Whether `finish` has been called.
         lingering: Tasks of cancelled calls that have not ended yet.
         cache: Results that other trajectories share with this one, or None.
     """
@@ -203,6 +249,9 @@ class Session:
         self.data: RowData = NO_DATA
         self.allowed: frozenset[str] | None = None
         self.rewards: dict[str, float] = {}
+        self.verdict_errors: dict[str, BaseException] = {}
+        self.begin_error: BaseException | None = None
+        self.is_finished = False
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self.cache: TrajectoryCache | None = None
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
@@ -232,26 +281,33 @@ class Session:
         self.choose_tools()
         return (await self.dispatcher.run([(self, calls, state)]))[0]
 
-    async def open(self, tools: Sequence[Tool]) -> list[tuple[Tool, ToolResult]]:
-        """Open tools before their first call, and return their initial messages.
+    async def open(self, openers: Sequence[Tool | Toolset]) -> list[tuple[str, ToolResult]]:
+        """Open tools and worlds before their first call, and return their initial messages.
 
-        A tool that cannot be opened has no message; its calls try again and report the error.
+        If one cannot be opened, or its message raises, the trajectory cannot begin: see `begin_error`.
 
         Returns:
-            (tool, result) of each tool that has an initial message.
+            (name, result) of each that has an initial message.
         """
-        said = await asyncio.gather(*(self._initial_message(tool) for tool in tools))
-        return [(tool, result) for tool, result in zip(tools, said, strict=True) if result is not None]
+        said = await asyncio.gather(*map(self._initial_message, openers))
+        return [
+            (_name(opener), result)
+            for opener, result in zip(openers, said, strict=True)
+            if result is not None
+        ]
 
-    async def _initial_message(self, tool: Tool) -> ToolResult | None:
+    async def _initial_message(self, opener: Tool | Toolset) -> ToolResult | None:
         try:
             async with asyncio.timeout(self.dispatcher.per_call_timeout):
-                value = await (await self.live(tool)).initial_message()
+                live = await self.live(opener)
+                is_world = isinstance(opener, Toolset)
+                value = await (opener.initial_message(live) if is_world else live.initial_message())
             return None if value is None else encodable_result(ToolResult.from_value(value))
         except asyncio.CancelledError:
             raise
-        except BaseException:  # SystemExit too: it would end the loop that all share
-            logger.exception("opening tool %s failed (trajectory %s)", tool.name, self.trajectory)
+        except BaseException as error:  # SystemExit too: it would end the loop that all share
+            self._log(f"tool {_name(opener)} could not open", _name(opener), error)
+            self.begin_error = self.begin_error or error
             return None
 
     async def live(self, opener: Tool | Toolset) -> Any:
@@ -265,9 +321,7 @@ class Session:
             owner = self._owners[key] = _Owner(opener, self)
         elif owner.opener is not opener:  # another tool of this name has replaced it
             owner = self._owners[key] = _Owner(opener, self, after=owner)
-        live = await asyncio.shield(owner.ready)
-        owner.is_used = True
-        return live
+        return await asyncio.shield(owner.ready)
 
     @property
     def is_open(self) -> bool:
@@ -289,6 +343,16 @@ class Session:
         if self.cache is not None:
             self.cache.forget()
 
+    async def worlds(self) -> Mapping[str, Any]:
+        """Open the worlds that the trajectory may use, and return them by the names of their toolsets.
+
+        Raises:
+            Exception: What opening one raises.
+        """
+        worlds = self.dispatcher.worlds(self.data.allows_later)
+        opened = await asyncio.gather(*map(self.live, worlds))
+        return dict(zip(map(world_name, worlds), opened, strict=True))
+
     async def branch(self, into: Sequence[Session]) -> None:
         """Continue this trajectory in others, in which nothing has been called yet.
 
@@ -306,7 +370,6 @@ class Session:
                 for key, owner in self._owners.items():
                     live = await asyncio.shield(owner.ready)
                     copy = session._owners[key] = _Owner(owner.opener, session, live)
-                    copy.is_used = owner.is_used
                     await asyncio.shield(copy.ready)
                 session.cache = None if self.cache is None else self.cache.branch(session.trajectory)
         except BaseException:
@@ -315,9 +378,33 @@ class Session:
             raise
 
     def take_reward(self) -> float:
-        """Return the sum of the tools' final rewards, and clear them, so that they count once."""
+        """Return the sum of the tools' final rewards, and clear them, so that they count once.
+
+        Returns:
+            The sum; NaN if there are `verdict_errors`, which are cleared too.
+        """
         rewards, self.rewards = self.rewards, {}
-        return sum(rewards.values())
+        errors, self.verdict_errors = self.verdict_errors, {}
+        return math.nan if errors else sum(rewards.values())
+
+    def lose_verdict(self, name: str, error: BaseException) -> None:
+        """Note that a tool has no final reward for the trajectory.
+
+        Args:
+            name: Name of the tool.
+            error: What it raised.
+        """
+        self.verdict_errors[name] = error
+        if not isinstance(error, InvalidTask):
+            self._log(f"tool {name} has no final reward", name, error)
+
+    def _log(self, what: str, name: str, error: BaseException) -> None:
+        """Log an error of a tool with its traceback, once for each place; later only how often it came."""
+        count = self.dispatcher.crashes.count(name, error)
+        if count == 1:
+            logger.error("%s (trajectory %s)", what, self.trajectory, exc_info=error)
+        elif set(str(count)[1:]) == {"0"}:
+            logger.error("%s, %d times with this %s", what, count, type(error).__name__)
 
     def begin_turn(self, calls: Sequence[ParsedCall]) -> tuple[ParsedCall, ...]:
         """Choose the tools of this turn, and return its calls with ids that are unique in the trajectory.
@@ -373,6 +460,48 @@ class Session:
         except Exception as error:
             where = f"(trajectory {self.trajectory}, turn {self.turn})"
             logger.error("tool_selection: %s %s", error, where, exc_info=not isinstance(error, ValueError))
+
+    @property
+    def must_finish(self) -> bool:
+        """True if `finish` has something to do."""
+        return self.is_busy or (not self.is_finished and (self.begin_error is not None or bool(self.owed)))
+
+    @property
+    def owed(self) -> list[Tool | Toolset]:
+        """The tools and worlds that have a final reward for this trajectory and have not opened."""
+        if self.is_finished or self.begin_error is not None:
+            return []
+        tools = [tool for tool in self.dispatcher.tools if tool.has_final_reward]
+        owed: list[Tool | Toolset] = [
+            tool for tool in tools if self.data.allows_later(tool.name) and not self._has(tool.name)
+        ]
+        worlds = self.dispatcher.worlds(self.data.allows_later)
+        return owed + [world for world in worlds if world.has_final_reward and not self._has(world)]
+
+    def _has(self, key: str | Toolset) -> bool:
+        owner = self._owners.get(key)
+        return owner is not None and owner.ready.done() and owner.ready.exception() is None
+
+    async def finish(self) -> None:
+        """Close the session of a trajectory that has ended, after the final rewards of its tools.
+
+        What no call has opened is opened for its final reward. Later calls only close.
+        """
+        owed, was_finished, self.is_finished = self.owed, self.is_finished, True
+        if self.begin_error is not None and not was_finished:
+            self.verdict_errors[""] = self.begin_error
+        if owed:
+            await asyncio.gather(*map(self._open_for_verdict, owed))
+        await self.close()
+
+    async def _open_for_verdict(self, opener: Tool | Toolset) -> None:
+        try:
+            async with asyncio.timeout(self.dispatcher.per_call_timeout):
+                await self.live(opener)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # SystemExit too: it would end the loop that all share
+            self.lose_verdict(_name(opener), error)
 
     async def close(self) -> None:
         """Close everything that is open, after cancelled calls have had a second to end."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch import model_messages
+from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.dispatch.resolve import BoundTool, Ready, Refusal
 from torchrl_agentic.dispatch.session import Session
@@ -30,8 +31,6 @@ CANCEL_GRACE_S = 1.0
 """Seconds that a cancelled turn waits for its calls to end."""
 MAX_CAUSE = 500
 """Characters of a cause that are logged."""
-MAX_CRASHES = 1_000
-"""Number of places whose crashes are remembered."""
 SHOWN = 3
 """Number of causes, and of ids, in the log line about the INFRA results of a step."""
 
@@ -167,29 +166,6 @@ class _Entry:
         self.ended: Ended | None = None  # tells the cache of the group
         self.waits_for = 0
         self.dependents: list[_Entry] = []
-
-
-class Crashes:
-    """Counts the crashes of tools by place, so that the log has one traceback for each place."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[tuple[str, type[BaseException], str, int]] = Counter()
-
-    def count(self, tool: str, error: BaseException) -> int:
-        """Return how often a tool has raised an error of this type at this place; 1 for the first time.
-
-        Args:
-            tool: Name of the tool.
-            error: What it raised.
-        """
-        place, trace = ("", 0), error.__traceback__
-        while trace is not None:
-            place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
-        crash = (tool, type(error), *place)
-        if len(self._seen) >= MAX_CRASHES:
-            self._seen.clear()
-        self._seen[crash] += 1
-        return self._seen[crash]
 
 
 @dataclass(slots=True)

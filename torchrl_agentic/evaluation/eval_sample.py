@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FAILED = "failed"
 """Reason why the record of a failed sample ended."""
-BOUNDS = frozenset({"max_turns", "max_trajectory_tokens"})
+BOUNDS = frozenset({"max_turns", "max_new_tokens", "max_trajectory_tokens"})
 """Reasons of trajectories that a bound ended."""
 
 
@@ -36,7 +36,7 @@ class EvalSample:
         epoch: Number of the epoch, counted from 1.
         scores: Scores by the name of their scorer; a scorer that raised, or returned None, has none.
         score_errors: Errors of scorers that raised, by name.
-        failure: Why there is no trajectory: "timeout", "engine", "reward", "task" or "crash"; else "".
+        failure: Why there is no trajectory, a `FailureKind` such as "engine"; else "".
         error: Text of the error; "" without one.
         expected: The right answer of the task; None: unknown.
         answer: Text of the model's last message.

@@ -20,8 +20,9 @@ class FunctionUser(Interaction):
 
     Args:
         function: Takes the messages, and returns a `Reply`, a text, or None to leave. It also gets the row's
-            `interaction_kwargs` that it has parameters for, or all if it has `**kwargs`. A function that is
-            not a coroutine function runs on a thread.
+            `interaction_kwargs` that it has parameters for, or all if it has `**kwargs`, and `worlds` if it
+            has such a parameter; see `Interaction.session`. A function that is not a coroutine function runs
+            on a thread.
         name: Name by which rows choose it; None: the name of the function.
     """
 
@@ -30,6 +31,11 @@ class FunctionUser(Interaction):
         own = getattr(function, "__name__", type(function).__name__)
         self.name = name or ("user" if own == "<lambda>" else own)
         self._kwargs: Mapping[str, Any] = {}
+
+    @property
+    def takes_worlds(self) -> bool:
+        """True if the function takes the worlds of the trajectory."""
+        return "worlds" in keywords_of(self.function).names
 
     @asynccontextmanager
     async def session(self, trajectory: str, **kwargs: Any) -> AsyncGenerator[Interaction]:

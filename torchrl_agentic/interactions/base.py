@@ -10,8 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from torchrl_agentic.messages import Message, encodable
+from torchrl_agentic.messages import Message, encodable, finite_number
 from torchrl_agentic.tools.base import Threads
+from torchrl_agentic.tools.signatures import keywords_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class Reply:
 
     Attributes:
         text: Text of the reply.
-        score: Reward of the model's message; None if it is not scored.
+        score: Score of the model's message; None if it is not scored. See `UserRewardTransform`.
         is_over: Whether the conversation ends here; a text is then its last message.
         metadata: Further values, for programs that call the interaction themselves.
     """
@@ -44,8 +45,8 @@ class Reply:
             value: A `Reply`, a text, or None.
 
         Raises:
-            TypeError: If it has another type, or its text is not a str.
-            ValueError: If its score is not a number.
+            TypeError: If it has another type, its text is not a str, or its score is not a number.
+            ValueError: If its score is NaN or infinite.
         """
         if value is None:
             return cls(is_over=True)
@@ -53,7 +54,7 @@ class Reply:
         if not isinstance(reply, Reply) or not isinstance(cast("Any", reply.text), str):
             got: Any = reply.text if isinstance(reply, Reply) else reply
             raise TypeError(f"expected a Reply, a text, or None to leave; got {type(got).__name__}")
-        score = None if reply.score is None else float(reply.score)
+        score = None if reply.score is None else finite_number(reply.score, "the score of a reply")
         return cls(encodable(reply.text), score, bool(reply.is_over), dict(reply.metadata))
 
 
@@ -81,11 +82,13 @@ class Interaction(ABC):
     async def score(self, messages: Sequence[Message]) -> float | None:
         """Score a whole conversation; called once at its end.
 
+        `UserRewardTransform` makes it a reward.
+
         Args:
             messages: The conversation.
 
         Returns:
-            The reward, or None to use the sum of the scores of the replies.
+            The score, or None to use the sum of the scores of the replies.
         """
         del messages
         return None
@@ -102,9 +105,17 @@ class Interaction(ABC):
 
         The session opens before the first reply and closes exactly once, both in the same task.
 
+        A user that acts on what the tools of the model act on takes the worlds of the trajectory, which open
+        if no call has opened them::
+
+            @contextlib.asynccontextmanager
+            async def session(self, trajectory, *, worlds):
+                yield Caller(worlds["phone"])  # by the name of the toolset, see `Toolset.session`
+
         Args:
             trajectory: Name of the trajectory, unique in a process.
-            kwargs: The row's `interaction_kwargs`, without the name.
+            kwargs: The row's `interaction_kwargs`, without the name; and `worlds`, a mapping, if the method
+                has a parameter of this name.
 
         Raises:
             TypeError: If the row has arguments that this interaction does not take.
@@ -116,6 +127,11 @@ class Interaction(ABC):
                 "define session(trajectory, **kwargs)"
             )
         return self._itself()
+
+    @property
+    def takes_worlds(self) -> bool:
+        """True if `session` takes the worlds of the trajectory."""
+        return "worlds" in keywords_of(self.session).names
 
     @asynccontextmanager
     async def _itself(self) -> AsyncGenerator[Self]:

@@ -6,17 +6,25 @@ import logging
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torchrl_agentic.dispatch import Session
+from torchrl_agentic.errors import UserFailed
 from torchrl_agentic.interactions.base import Interaction, Reply, current_threads
-from torchrl_agentic.messages import JSON, Message, ParsedCall, Status, ToolResult
+from torchrl_agentic.messages import JSON, Message, ParsedCall, Status, ToolResult, finite_number
 from torchrl_agentic.tools.base import Tool, ToolContext, current_session
 
 logger = logging.getLogger(__name__)
 
 _LOGGED = (Status.CRASH, Status.INFRA)
-_arguments: weakref.WeakKeyDictionary[object, Mapping[str, Any]] = weakref.WeakKeyDictionary()
+_arguments: weakref.WeakKeyDictionary[object, _Arguments] = weakref.WeakKeyDictionary()
+
+
+class _Arguments(NamedTuple):
+    """What the interaction of a trajectory opens with."""
+
+    kwargs: Mapping[str, Any]
+    tools: Session | None
 
 
 class UserTool(Tool):
@@ -37,7 +45,9 @@ class UserTool(Tool):
         session = current_session.get()
         if isinstance(session, Session):
             current_threads.set(session.dispatcher.threads)
-        kwargs = _arguments.get(session, {})
+        kwargs, tools = _arguments.get(session, _Arguments({}, None))
+        if tools is not None and self.interaction.takes_worlds:
+            kwargs = {**kwargs, "worlds": await tools.worlds()}
         async with self.interaction.session(trajectory, **kwargs) as live:
             yield UserTool(live, self.name)
 
@@ -47,7 +57,9 @@ class UserTool(Tool):
         messages: Sequence[Message] = args["messages"]
         if args["is_final"]:
             value = await self.interaction.score(messages)
-            return ToolResult(meta={"value": None if value is None else float(value)})
+            return ToolResult(
+                meta={"value": None if value is None else finite_number(value, "a user's score")}
+            )
         return ToolResult(meta={"value": Reply.of(await self.interaction.respond(messages))})
 
     async def setup(self) -> None:
@@ -64,17 +76,18 @@ def tool_name(name: str) -> str:
     return f"user:{name}"
 
 
-def set_arguments(session: Session, kwargs: Mapping[str, Any]) -> None:
+def set_arguments(session: Session, kwargs: Mapping[str, Any], tools: Session | None = None) -> None:
     """Set the arguments with which the interaction of a trajectory opens.
 
     Args:
         session: Session of the trajectory.
         kwargs: The row's `interaction_kwargs`, without the name.
+        tools: Session of the tools of the trajectory, for interactions that act on their worlds; or None.
     """
-    _arguments[session] = kwargs
+    _arguments[session] = _Arguments(kwargs, tools)
 
 
-async def reply(session: Session, name: str, messages: Sequence[Message]) -> Reply | None:
+async def reply(session: Session, name: str, messages: Sequence[Message]) -> Reply:
     """Return the reply of the user of a trajectory.
 
     Args:
@@ -82,35 +95,36 @@ async def reply(session: Session, name: str, messages: Sequence[Message]) -> Rep
         name: Name of the interaction.
         messages: The conversation.
 
-    Returns:
-        The reply, or None if the interaction failed, which is logged.
+    Raises:
+        UserFailed: If the interaction raises, takes too long, or returns no reply; this is logged, too.
     """
     result = await _ask(session, name, messages, is_final=False)
     if result.stop:
         return Reply(is_over=True)
-    return None if result.is_error else cast("Mapping[str, Any]", result.meta)["value"]
+    return cast("Mapping[str, Any]", result.meta)["value"]
 
 
-async def final_score(session: Session, name: str, messages: Sequence[Message]) -> tuple[float | None, bool]:
-    """Return the score of a whole conversation by its user.
+async def final_score(session: Session, name: str, messages: Sequence[Message]) -> float | None:
+    """Return the score of a whole conversation by its user; None if the interaction has none.
 
     Args:
         session: Session of the trajectory.
         name: Name of the interaction.
         messages: The conversation.
 
-    Returns:
-        The score, or None if the interaction has none; and False if the interaction failed, else True.
+    Raises:
+        UserFailed: If the interaction raises, takes too long, or returns no finite number; this is logged,
+            too.
     """
     result = await _ask(session, name, messages, is_final=True)
-    if result.is_error or result.meta is None:
-        return None, not result.is_error
-    return result.meta["value"], True
+    return None if result.meta is None else result.meta["value"]
 
 
 async def _ask(session: Session, name: str, messages: Sequence[Message], *, is_final: bool) -> ToolResult:
     call = ParsedCall(tool_name(name), {"messages": messages, "is_final": is_final}, f"user_{session.turn}")
     result = (await session.run([call]))[0]
-    if result.is_error and result.status not in _LOGGED:
-        logger.error("%s (trajectory %s): %s", call.tool, session.trajectory, result.text)
+    if result.is_error:
+        if result.status not in _LOGGED:
+            logger.error("%s (trajectory %s): %s", call.tool, session.trajectory, result.text)
+        raise UserFailed(f"{call.tool}: {result.text}")
     return result

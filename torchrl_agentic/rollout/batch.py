@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.rewards import COLUMNS
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
+
+logger = logging.getLogger(__name__)
 
 Steps = TensorDictBase | Sequence[TensorDictBase]
 _TURN = (specs.KEY, "turn")
@@ -36,7 +39,8 @@ def trajectory_batch(
 
     Args:
         steps: Steps of an environment with a `TurnTokenizer`: a rollout [B, T], a batch of a collector, a
-            list of either; or ledgers that were kept. Steps of trajectories that have not ended are left out.
+            list of either; or ledgers that were kept. Steps of trajectories that have not ended are left out,
+            and trajectories without a sampled token, whose prompt left no room for an answer.
         columns: Further entries of the step that ended a trajectory to keep, such as columns of the data set.
 
     Returns:
@@ -49,24 +53,44 @@ def trajectory_batch(
 
         And where the steps have them, not from ledgers:
 
-        - ("next", "reward"): float32, [1, 1], the sum over the steps of the trajectory that were given.
+        - ("next", "reward"): float32, [1, 1], the sum over the steps of the trajectory that were given; NaN
+          if there is no verdict (`ToolCompose`).
         - ("next", "done"), "terminated", "truncated": bool, [1].
         - ("agentic", "trajectory"): int64, [1]; "query", "answer" and the other columns that
           `AnswerRewardTransform` knows, and `columns`: as they are.
 
     Raises:
-        ValueError: If no trajectory is done in these steps.
+        ValueError: If no trajectory with a sampled token is done in these steps, or a ledger has none.
         KeyError: If a trajectory lacks one of `columns`.
     """
+    rows: list[TensorDictBase | None]
     if isinstance(steps, Sequence) and steps and isinstance(steps[0], TokenLedger):
-        rows = [ledger_row(ledger) for ledger in steps if isinstance(ledger, TokenLedger)]
+        kept = cast("Sequence[TokenLedger]", steps)
+        if empty := [number for number, ledger in enumerate(kept) if not ledger.sampled_stop]:
+            raise ValueError(
+                f"ledger {empty[0]} has no sampled token, so there is nothing to train: leave it out"
+            )
+        rows = [ledger_row(ledger) for ledger in kept]
     else:
-        known = list(_distinct(cast("Steps", steps)))
-        returns = _returns(known)
-        rows = [_kept(step, returns, columns) for step in known if _has_ended(step)]
-    if not rows:
-        raise ValueError("no trajectory has ended in these steps; roll out to the end of each")
-    return LazyStackedTensorDict(*rows, stack_dim=0)
+        rows = [row for _, row in _ended(cast("Steps", steps), columns)]
+        if not rows:
+            raise ValueError("no trajectory has ended in these steps; roll out to the end of each")
+    found = [row for row in rows if row is not None]
+    if not found:
+        raise ValueError("no trajectory in these steps has a sampled token: their prompts are too long")
+    return LazyStackedTensorDict(*found, stack_dim=0)
+
+
+def _ended(
+    steps: Steps, columns: Sequence[NestedKey]
+) -> Iterator[tuple[TensorDictBase, TensorDictBase | None]]:
+    """Yield the step that ended each trajectory, and its row; None if it has no sampled token."""
+    known = list(_distinct(steps))
+    returns = _returns(known)
+    for step in known:
+        if _has_ended(step):
+            ledger = read_ledger(step.get("next"))
+            yield step, _kept(step, ledger, returns, columns) if ledger.sampled_stop else None
 
 
 def group_batches(
@@ -80,6 +104,9 @@ def group_batches(
         groups_per_batch: Number of groups in a batch; groups that are left over at the end are not yielded.
         key: Column that all trajectories of a group share, and no other group that runs.
 
+    A trajectory without a verdict (its reward is NaN), or without a sampled token, leaves its group short:
+    the others are compared with each other, and a warning says so.
+
     Yields:
         The rows of `trajectory_batch` with "reward" and "advantage", float32, [1, 1] each, group by group, as
         `group_advantage` computes it.
@@ -87,25 +114,34 @@ def group_batches(
     Raises:
         ValueError: If the steps have no rewards.
     """
-    begun: dict[Any, list[TensorDictBase]] = {}
-    whole: list[TensorDictBase] = []
+    begun: dict[Any, list[TensorDictBase | None]] = {}
+    whole: list[list[TensorDictBase]] = []
     for some in steps:
-        if not finished(some):
-            continue
-        for row in trajectory_batch(some, columns=[key]).tensordicts:
-            if ("next", "reward") not in row.keys(True):
+        for step, row in _ended(some, [key]):
+            if ("next", "reward") not in step.keys(True):
                 raise ValueError("these steps have no rewards: append a reward transform to the environment")
-            name = str(row[key])
-            begun.setdefault(name, []).append(row.set("reward", row["next", "reward"]))
+            is_usable = row is not None and bool(row["next", "reward"].isfinite())
+            name = str(step[key])
+            begun.setdefault(name, []).append(row if is_usable else None)
             if len(begun[name]) == group_size:
-                whole += begun.pop(name)
-        while len(whole) >= group_size * groups_per_batch:
-            batch = whole[: group_size * groups_per_batch]
-            whole = whole[len(batch) :]
-            advantages = group_advantage(torch.stack([row["reward"] for row in batch]), group_size)
-            for row, advantage in zip(batch, advantages, strict=True):
-                row.set("advantage", advantage)
-            yield LazyStackedTensorDict(*batch, stack_dim=0)
+                members = begun.pop(name)
+                group = [one for one in members if one is not None]
+                if len(group) < group_size:
+                    lost = group_size - len(group)
+                    logger.warning("%d of %d trajectories of %.80r cannot be used", lost, group_size, name)
+                if group:
+                    whole.append(_compared(group))
+        while len(whole) >= groups_per_batch:
+            batch, whole = whole[:groups_per_batch], whole[groups_per_batch:]
+            yield LazyStackedTensorDict(*(one for group in batch for one in group), stack_dim=0)
+
+
+def _compared(group: list[TensorDictBase]) -> list[TensorDictBase]:
+    """Write "reward" and "advantage" into the rows of a group, and return them."""
+    rewards = torch.stack([row["next", "reward"] for row in group])
+    for row, reward, advantage in zip(group, rewards, group_advantage(rewards, len(group)), strict=True):
+        row.update({"reward": reward, "advantage": advantage})
+    return group
 
 
 def ledgers(steps: Steps) -> list[TokenLedger]:
@@ -166,10 +202,13 @@ def _returns(steps: Sequence[TensorDictBase]) -> dict[int, torch.Tensor]:
 
 
 def _kept(
-    step: TensorDictBase, returns: dict[int, torch.Tensor], columns: Sequence[NestedKey]
+    step: TensorDictBase,
+    ledger: TokenLedger,
+    returns: dict[int, torch.Tensor],
+    columns: Sequence[NestedKey],
 ) -> TensorDictBase:
-    """Make the row of a trajectory from the step that ended it."""
-    row = ledger_row(read_ledger(step.get("next")))
+    """Make the row of a trajectory from the step that ended it, and its tokens."""
+    row = ledger_row(ledger)
     reward = returns.get(_trajectory(step), step.get(("next", "reward"), None))
     if reward is not None:
         row.set(("next", "reward"), reward.reshape(1, 1).float())

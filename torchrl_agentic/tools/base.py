@@ -265,7 +265,8 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
             async def session(self, trajectory):
                 yield Counter()  # a tool for this trajectory alone; clean up behind the yield
 
-        The session opens at the first call of a trajectory and closes exactly once, both in the same task.
+        The session opens at the first call of a trajectory, at its beginning if `open_at_reset` is true, or
+        before its final reward. It closes exactly once, in the task that opened it.
 
         Args:
             trajectory: Name of the trajectory, unique in a process.
@@ -279,16 +280,33 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
     async def initial_message(self) -> Any:
         """Return a message for the first prompt, or None; called on the live tool after its session opens.
 
-        Used only if `open_at_reset` is true. The value may be anything that `run` may return.
+        Used only if `open_at_reset` is true. The value may be anything that `run` may return. If it raises,
+        the trajectory could not begin: its row ends "not_begun" in an environment, and a collector replaces
+        it.
         """
         return None
 
     async def final_reward(self) -> float | None:
         """Return the reward of the whole trajectory, or None; called on the live tool before it closes.
 
-        Called once per trajectory. An exception is logged, and the session closes nevertheless.
+        Called once per trajectory that ends, also if no call has opened the session: it opens for this.
+
+        If the method raises, takes longer than `per_call_timeout`, or returns no finite number, the
+        trajectory has no verdict: its reward is NaN in an environment, and the failure "reward" in a
+        collector.
+
+        Raises:
+            InvalidTask: If the task cannot be used; a collector drops its group.
         """
         return None
+
+    @property
+    def has_final_reward(self) -> bool:
+        """True if `final_reward` is defined, so that the session opens for it if no call has opened it.
+
+        Override it in a tool whose `session` yields another class, which alone defines `final_reward`.
+        """
+        return type(self).final_reward is not Tool.final_reward
 
     def check_row(self, row: RowData) -> None:
         """Check that a data set row has what this tool needs; called at the start of each trajectory.
@@ -350,11 +368,6 @@ def has_sessions(tool: Tool) -> bool:
     return type(tool).session is not Tool.session
 
 
-def has_final_reward(tool: Tool) -> bool:
-    """Return whether this tool gives whole trajectories a reward."""
-    return type(tool).final_reward is not Tool.final_reward
-
-
 def effects_of(tool: Tool) -> Effects:
     """Return the effects that a tool declares, or its default ones."""
     return tool.default_effects if tool.effects is None else tool.effects
@@ -371,10 +384,12 @@ class Toolset(ABC):
     Attributes:
         name: Resource that its tools write by default; "" means the name of the class.
         revision: Counter that increases when the tools may have changed; `refresh` is called then.
+        open_at_reset: Whether the world opens when a trajectory begins, instead of at the first call.
     """
 
     name: str = ""
     revision: int = 0
+    open_at_reset: bool = False
 
     @property
     def world(self) -> Toolset | None:
@@ -399,8 +414,9 @@ class Toolset(ABC):
     def session(self, trajectory: str) -> AbstractAsyncContextManager[Any]:
         """Open the world of a trajectory; override it in a toolset that has one.
 
-        The world opens at the first call of any tool of the toolset, and closes once, at the end of the
-        trajectory, both in one task::
+        The world opens at the first call of any tool of the toolset, when the trajectory begins if
+        `open_at_reset` is true, or before the final reward. It closes once, at the end of the trajectory, in
+        the task that opened it::
 
             @contextlib.asynccontextmanager
             async def session(self, trajectory, row):
@@ -431,14 +447,32 @@ class Toolset(ABC):
         """
         raise TypeError(f"{world_name(self)!r} cannot be branched: {type(self).__name__} defines no branch()")
 
+    async def initial_message(self, world: Any) -> Any:
+        """Return a message for the first prompt, or None; called after the world of a trajectory has opened.
+
+        Used only if `open_at_reset` is true; see `Tool.initial_message`.
+
+        Args:
+            world: The world at the beginning of the trajectory.
+        """
+        del world
+        return None
+
     async def final_reward(self, world: Any) -> float | None:
         """Return the reward of a whole trajectory, or None; called once, before its world closes.
+
+        The world opens for this if no call has opened it. See `Tool.final_reward` for failures.
 
         Args:
             world: The world at the end of the trajectory.
         """
         del world
         return None
+
+    @property
+    def has_final_reward(self) -> bool:
+        """True if `final_reward` is defined, so that the world opens for it if no call has opened it."""
+        return type(self).final_reward is not Toolset.final_reward
 
 
 def open_world(toolset: Any, trajectory: str, row: RowData) -> AbstractAsyncContextManager[Any]:

@@ -106,6 +106,10 @@ class RowData:
         names = self.selection_at(0)
         return names is None or tool in names
 
+    def allows_later(self, tool: str) -> bool:
+        """Return whether the trajectory may use a tool in its first turn or a later one."""
+        return self.allows(tool) or any(tool in names for _, names in self.selections)
+
 
 NO_DATA = RowData()
 

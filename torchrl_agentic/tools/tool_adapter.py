@@ -50,6 +50,11 @@ class ToolAdapter(Tool):
         """Call the object's `final_reward` if it has one."""
         return await _call(self.target, "final_reward")
 
+    @property
+    def has_final_reward(self) -> bool:
+        """True if the object has a `final_reward`."""
+        return callable(getattr(self.target, "final_reward", None))
+
     def check_row(self, row: RowData) -> None:
         """Call the object's `check_row` if it has one."""
         if check := getattr(self.target, "check_row", None):
@@ -96,11 +101,9 @@ def ensure_tool(item: Any) -> Tool:
     """
     kind = type(item).__name__
     if derives(item, Tool):
-        if not is_async(item.run):
-            raise TypeError(
-                f"{kind}.run is not a coroutine function: write 'async def run', and call "
-                "blocking functions with 'await ctx.in_thread(...)'"
-            )
+        _check_async(item, "run", "await ctx.in_thread(...)")
+        _check_async(item, "initial_message", "await asyncio.to_thread(...)")
+        _check_async(item, "final_reward", "await asyncio.to_thread(...)")
         return item
     if isinstance(item, type):
         raise TypeError(f"{item.__name__} is a class; a tool is an object: write {item.__name__}(...)")
@@ -132,6 +135,15 @@ def ensure_tool(item: Any) -> Tool:
         "a tool is a Tool, a typed function, or an object with name, description, input_schema and run;"
         f" {kind} lacks {', '.join(lacking(item, Tool))}"
     )
+
+
+def _check_async(item: Any, method: str, instead: str) -> None:
+    """Raise TypeError if a method of a `Tool` or `Toolset` is not a coroutine function."""
+    if not is_async(getattr(item, method)):
+        raise TypeError(
+            f"{type(item).__name__}.{method} is not a coroutine function: write 'async def {method}', and "
+            f"call blocking functions with '{instead}'"
+        )
 
 
 def _adapted(item: Any) -> ToolAdapter:
@@ -186,6 +198,7 @@ class WorldAdapter(ToolsetAdapter):
     def __init__(self, target: Any) -> None:
         super().__init__(target)
         self.name = getattr(target, "name", "") or type(target).__name__
+        self.open_at_reset = bool(getattr(target, "open_at_reset", False))
 
     def session(self, trajectory: str, row: RowData = NO_DATA) -> AbstractAsyncContextManager[Any]:
         """Open the object's world.
@@ -207,9 +220,18 @@ class WorldAdapter(ToolsetAdapter):
             return super().branch(world, trajectory)
         return self.target.branch(world, trajectory)
 
+    async def initial_message(self, world: Any) -> Any:
+        """Call the object's `initial_message` if it has one."""
+        return await _call(self.target, "initial_message", world)
+
     async def final_reward(self, world: Any) -> float | None:
         """Call the object's `final_reward` if it has one."""
         return await _call(self.target, "final_reward", world)
+
+    @property
+    def has_final_reward(self) -> bool:
+        """True if the object has a `final_reward`."""
+        return callable(getattr(self.target, "final_reward", None))
 
 
 def ensure_toolset(item: Any) -> Toolset:
@@ -224,6 +246,8 @@ def ensure_toolset(item: Any) -> Toolset:
         TypeError: For any other object. The message names the missing members.
     """
     if isinstance(item, Toolset):
+        _check_async(item, "initial_message", "await asyncio.to_thread(...)")
+        _check_async(item, "final_reward", "await asyncio.to_thread(...)")
         return item
     kind = type(item).__name__
     if isinstance(item, type):

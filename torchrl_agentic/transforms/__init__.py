@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from torchrl_agentic.transforms.end_trajectory import EndTrajectory
     from torchrl_agentic.transforms.history import AgentHistory
     from torchrl_agentic.transforms.record_transform import RecordTransform
-    from torchrl_agentic.transforms.rewards import AnswerRewardTransform, ToolRewardTransform
+    from torchrl_agentic.transforms.rewards import (
+        AnswerRewardTransform,
+        ToolRewardTransform,
+        UserRewardTransform,
+    )
     from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer
     from torchrl_agentic.transforms.user_simulator import UserSimulator
 
@@ -27,6 +31,7 @@ __all__ = [
     "ToolCompose",
     "ToolRewardTransform",
     "TurnTokenizer",
+    "UserRewardTransform",
     "UserSimulator",
     "collate_rows",
 ]
@@ -42,6 +47,7 @@ __getattr__ = load_lazily(
         "rewards": (
             "AnswerRewardTransform",
             "ToolRewardTransform",
+            "UserRewardTransform",
         ),
         "turn_tokenizer": ("TurnTokenizer",),
         "user_simulator": ("UserSimulator",),

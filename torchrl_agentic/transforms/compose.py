@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs.transforms import Compose
 
-from torchrl_agentic.dispatch import SessionRows, ToolSelection
+from torchrl_agentic.dispatch import Session, SessionRows, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.limits import Limiter
@@ -36,6 +36,7 @@ from torchrl_agentic.transforms.row_turn import (
     render_turn,
     run_turns,
 )
+from torchrl_agentic.transforms.token_rows import out_of_room
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,12 @@ class ToolCompose(ToolList):
     rewards of the tools (`Tool.final_reward`) when the trajectory has ended; `trajectory`, int64, a random
     number above 0 that all steps of a trajectory share; `ended_by`, int64, an index into
     `transforms.specs.REASONS`. A tool that asks to stop sets `done` and `terminated` of its row.
+
+    Failures are flags, never numbers, also [*B, 1], bool: `no_verdict`, if a final reward raised, took too
+    long or was not finite, which makes `trajectory_reward` NaN; `not_begun`, if a tool could not open at the
+    reset or its initial message raised; `cut`, if the message was cut off, so that its calls do not run. The
+    last two truncate their row, with the reasons "not_begun" and "max_new_tokens" ("max_trajectory_tokens" if
+    the prompt left no room for more).
 
     A row whose trajectory has ended takes no part in later steps until it is reset, and stays `done`. If the
     environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`; see `RowData`.
@@ -188,7 +195,7 @@ class ToolCompose(ToolList):
                 trajectory=session.trajectory,
             )
             turns.append(RowTurn(index, session, message, parsed))
-        if calling := [turn for turn in turns if turn.parsed.calls]:
+        if calling := [turn for turn in turns if turn.parsed.calls and turn.session.begin_error is None]:
             views = self.passes_state and any(tool.wants_state for tool in self._tools)
             states = [visible_state(tensordict, turn.row) if views else None for turn in calling]
             run_turns(self._rows.dispatcher, calling, states)
@@ -203,12 +210,30 @@ class ToolCompose(ToolList):
                 self.recordings.turn(record, len(rows[turn.row]))
         border.set_prompts(next_tensordict, rows)
         specs.write_report(next_tensordict, self._rows, turns, calls=self.report_calls)
-        self.end([], next_tensordict)
+        self._truncate(tensordict, next_tensordict, turns)
         if any(result.stop for turn in turns for result in turn.results):
             stopped = next_tensordict.get((specs.KEY, "stop_requested"))
             for key in ("terminated", "done"):  # collectors look at "done" alone
                 next_tensordict.set(key, next_tensordict.get(key) | stopped)
         return keep_ended(tensordict, next_tensordict)
+
+    def _truncate(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, turns: Sequence[RowTurn]
+    ) -> None:
+        """Truncate rows that could not begin or whose message was cut off, and add final rewards."""
+        specs.with_truncated(next_tensordict)
+        ended = [False] * next_tensordict.batch_size.numel()
+        for turn in turns:
+            ended[turn.row] = turn.is_cut or turn.session.begin_error is not None
+        if any(ended):
+            done = next_tensordict.get("done")
+            full = torch.tensor(out_of_room(tensordict), device=done.device).reshape(done.shape)
+            cut, not_begun = (next_tensordict.get((specs.KEY, key)) for key in ("cut", "not_begun"))
+            specs.mark_ended(next_tensordict, not_begun, "not_begun")
+            specs.mark_ended(next_tensordict, cut & full, "max_trajectory_tokens")
+            specs.mark_ended(next_tensordict, cut, "max_new_tokens")
+            specs.truncate(next_tensordict, cut | not_begun)
+        self.end(ended, next_tensordict)
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
@@ -234,7 +259,7 @@ class ToolCompose(ToolList):
             rows[turn.row] = rows[turn.row].extended(messages)
         border.set_prompts(tensordict_reset, rows)
         specs.write_report(tensordict_reset, self._rows, (), calls=self.report_calls)
-        return tensordict_reset
+        return specs.with_truncated(tensordict_reset)
 
     def _end(self, rows: Iterable[int], reason: str = "reset") -> None:
         """End the trajectories of some rows, and close them; the next ones get other names."""
@@ -251,7 +276,15 @@ class ToolCompose(ToolList):
 
     def trajectory(self, row: int) -> str:
         """Return the name of the trajectory of a row; see `trajectory_name`."""
-        return self._rows.session(row).trajectory
+        return self.session(row).trajectory
+
+    def session(self, row: int) -> Session:
+        """Return the session of the trajectory of a row.
+
+        Args:
+            row: Index in the flattened batch.
+        """
+        return self._rows.session(row)
 
     def branch(self, row: int, into: Sequence[int]) -> None:
         """Continue the trajectory of one row in other rows: interpreters, files, and all that is open.
@@ -272,13 +305,13 @@ class ToolCompose(ToolList):
         self._rows.branch(row, targets)
 
     def end(self, rows: Sequence[bool], tensordict: TensorDictBase | None = None) -> None:
-        """Close the sessions of rows that are done, whoever has ended them.
+        """Finish the sessions of rows that are done, whoever has ended them.
 
         Args:
             rows: For each row of the flattened batch whether it is done.
             tensordict: The "next" of the step, [*B], to which the final rewards of tools are added, or None.
         """
-        self._rows.close_rows(row for row, is_done in enumerate(rows) if is_done)
+        self._rows.finish_rows(row for row, is_done in enumerate(rows) if is_done)
         if tensordict is not None:
             sessions = self._rows.sessions.items()
             self.recordings.read_reasons(tensordict)
@@ -326,3 +359,7 @@ class ToolCompose(ToolList):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the entries under "agentic"."""
         return specs.observation(observation_spec, calls=self.report_calls)
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Add `truncated`."""
+        return specs.spec_with_truncated(done_spec)

@@ -153,7 +153,7 @@ def concerns_tools(tools: Sequence[Tool], tensordict: TensorDictBase) -> bool:
         tools: The tools.
         tensordict: Result of the reset, [*B].
     """
-    wanted = any(tool.needs_row or tool.open_at_reset for tool in tools)
+    wanted = any(tool.needs_row or tool.open_at_reset or tool.has_final_reward for tool in tools)
     return wanted or has_row_keys(tensordict.keys())
 
 
@@ -251,7 +251,10 @@ def begin_rows(
         return []
     for session in sessions:
         session.data = row_data(tools, tensordict_reset, session.row)
-    if not sessions or not any(tool.open_at_reset for tool in tools):
+    if not sessions:
+        return []
+    worlds = sessions[0].dispatcher.worlds(lambda _: True)
+    if not any(one.open_at_reset for one in (*tools, *worlds)):
         return []
     return run(_opened(tools, sessions))
 

@@ -20,14 +20,13 @@ from torchrl_agentic.transforms.specs import (
     truncate,
     with_truncated,
 )
-from torchrl_agentic.transforms.token_rows import out_of_room
 
 
 class EndTrajectory(Transform):
     """End the trajectories of a chat environment, which never ends them itself. Put it behind `ToolCompose`.
 
-    It also truncates a row whose prompt left the policy no room for an answer (`agent_policy`), and writes
-    the reason into ("agentic", "ended_by").
+    It writes the reason into ("agentic", "ended_by"). A message that was cut off is no answer: `ToolCompose`
+    has truncated its row.
 
     Args:
         max_turns: Number of turns after which a trajectory is truncated, or None for no limit.
@@ -55,20 +54,20 @@ class EndTrajectory(Transform):
         if ("agentic", "turn") not in next_tensordict.keys(True):
             raise RuntimeError("EndTrajectory reads what ToolCompose writes: put it behind it")
         done = next_tensordict.get("done")
-        active, full = stepped(tensordict), out_of_room(tensordict)
-        active, full = (torch.tensor(rows, device=done.device).reshape(done.shape) for rows in (active, full))
-        cut = active & full
-        mark_ended(next_tensordict, cut, "max_trajectory_tokens")
+        active = torch.tensor(stepped(tensordict), device=done.device).reshape(done.shape)
         if self.when_no_calls:
-            answered = active & ~cut & ~next_tensordict.get(("agentic", "any_tool_calls"))
+            called, cut, not_begun = (
+                next_tensordict.get(("agentic", key)) for key in ("any_tool_calls", "cut", "not_begun")
+            )
+            answered = active & ~(called | cut | not_begun)
             mark_ended(next_tensordict, answered, "no_calls")
             next_tensordict.set("terminated", next_tensordict.get("terminated") | answered)
             next_tensordict.set("done", done | answered)
         if self.max_turns is not None:
             late = active & (next_tensordict.get(("agentic", "turn")) >= self.max_turns)
             mark_ended(next_tensordict, late, "max_turns")
-            cut = cut | late
-        done = truncate(next_tensordict, cut).get("done")
+            truncate(next_tensordict, late)
+        done = next_tensordict.get("done")
         for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict

@@ -1,10 +1,12 @@
-"""Rewards from tools (`ToolRewardTransform`) and from right answers (`AnswerRewardTransform`)."""
+"""Rewards from tools (`ToolRewardTransform`), simulated users and right answers."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,6 +25,8 @@ from torchrl_agentic.transforms.dataset_rows import columns
 from torchrl_agentic.transforms.pipeline import beside, stepped
 from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 
+logger = logging.getLogger(__name__)
+
 Place = Literal["turn", "end", "tokens"]
 SO_FAR = (specs.KEY, "tool_return")
 ON_TOKENS = ("ledger", "rewards")
@@ -33,7 +37,9 @@ class ToolRewardTransform(Transform):
 
     The shape is that of TorchRL's rewards for language models, which `MCAdvantage` and `GRPOLoss` expect. Put
     the transform behind `ToolCompose` and behind all that ends trajectories: at `done` it closes the
-    sessions, and tools return their final rewards. It adds to a "reward" that is there already.
+    sessions, and tools return their final rewards. It adds to a "reward" that is there already. A final
+    reward without a verdict, and a reward of a call that is not finite, make it NaN, and ("agentic",
+    "no_verdict") true.
 
     Args:
         place: "turn": each turn has its own reward. "end": the last turn has the sum of all, the others 0.
@@ -71,8 +77,7 @@ class ToolRewardTransform(Transform):
         done = next_tensordict.get("done")
         for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
-        turn = next_tensordict.get((specs.KEY, "tool_reward"))
-        reward = self.calls * turn + self.trajectories * next_tensordict.get(specs.FINAL_REWARD)
+        reward = _weighted(next_tensordict, tool_reward=self.calls, trajectory_reward=self.trajectories)
         if self.place == "tokens":
             next_tensordict = self._on_tokens(tensordict, next_tensordict, reward)
         if self.place == "end":
@@ -130,13 +135,28 @@ class ToolRewardTransform(Transform):
         return f"ToolRewardTransform(place={self.place!r})"
 
 
+def _weighted(tensordict: TensorDictBase, **weights: float) -> torch.Tensor:
+    """Return the weighted sum of entries under "agentic", [*B, 1]; a weight of 0 leaves out NaN, too."""
+    total = torch.zeros_like(tensordict.get("done"), dtype=torch.float32)
+    for name, weight in weights.items():
+        if weight:
+            total = total + weight * tensordict.get((specs.KEY, name))
+    return total
+
+
 def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
     """Write a reward as [*B, 1, 1], or add it to the one that is there.
+
+    A reward that is not finite is unknown: it becomes NaN, and its row gets ("agentic", "no_verdict").
 
     Args:
         tensordict: The "next" of a step, [*B].
         reward: One number per row, [*B, 1].
     """
+    is_known = reward.isfinite()
+    if not is_known.all():
+        reward = reward.masked_fill(~is_known, math.nan)
+        specs.mark_no_verdict(tensordict, ~is_known)
     reward = reward.unsqueeze(-1)
     known = tensordict.get("reward", None)
     return tensordict.set("reward", reward if known is None else known.reshape(reward.shape) + reward)
@@ -152,6 +172,36 @@ def with_reward(reward_spec: Any) -> Any:
     return reward_spec
 
 
+class UserRewardTransform(Transform):
+    """Write "reward", float32, [*B, 1, 1]: the scores of a simulated user. Put it behind `UserSimulator`.
+
+    It adds to a "reward" that is there already. The reward is NaN where the user failed.
+
+    Args:
+        replies: Weight of `Reply.score`, at the turn of the reply. The default final score contains it
+            already.
+        trajectories: Weight of the final score (`Interaction.score`), at the end of the trajectory.
+    """
+
+    def __init__(self, *, replies: float = 0.0, trajectories: float = 1.0) -> None:
+        super().__init__()
+        self.replies, self.trajectories = replies, trajectories
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the rewards."""
+        if next_tensordict.get((specs.KEY, "user_score"), None) is None:
+            raise RuntimeError("UserRewardTransform reads what UserSimulator writes: put it behind it")
+        reward = _weighted(next_tensordict, user_score=self.replies, user_final_score=self.trajectories)
+        return add_reward(next_tensordict, reward)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Add the reward."""
+        return with_reward(reward_spec)
+
+    def __repr__(self) -> str:
+        return f"UserRewardTransform(replies={self.replies}, trajectories={self.trajectories})"
+
+
 COLUMNS: tuple[NestedKey, ...] = RIGHT_ANSWERS
 """Columns of the right answer in common data sets; the first that a row has counts."""
 
@@ -160,7 +210,8 @@ class AnswerRewardTransform(Transform):
     r"""Write "reward", float32, [*B, 1, 1]: at the end of a trajectory, whether its answer is right; else 0.
 
     The answer is the last message of the model, without its reasoning. Put the transform behind all that ends
-    trajectories. It adds to a "reward" that is there already, so it combines with `ToolRewardTransform`.
+    trajectories. It adds to a "reward" that is there already, so it combines with `ToolRewardTransform`. If a
+    row has no right answer, or `is_right` raises, its reward is NaN and ("agentic", "no_verdict") true.
 
     Args:
         is_right: Function of (answer, right answer) that returns True if they agree. `same_number`, for
@@ -182,6 +233,7 @@ class AnswerRewardTransform(Transform):
     ) -> None:
         super().__init__()
         self.is_right, self.right, self.wrong = is_right, right, wrong
+        self._has_warned = False
         self.columns = COLUMNS if column is None else (column,)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -191,16 +243,30 @@ class AnswerRewardTransform(Transform):
             border.prompts(next_tensordict), done.reshape(-1).tolist(), stepped(tensordict), strict=True
         )
         values = [
-            self._reward_of(conversation, self._truth(tensordict, row)) if over and active else 0.0
+            self._reward_of(conversation, tensordict, row) if over and active else 0.0
             for row, (conversation, over, active) in enumerate(rows)
         ]
         reward = torch.tensor(values, dtype=torch.float32, device=done.device).reshape(done.shape)
         return add_reward(next_tensordict, reward)
 
-    def _reward_of(self, conversation: border.Conversation, truth: str) -> float:
+    def _reward_of(self, conversation: border.Conversation, tensordict: TensorDictBase, row: int) -> float:
+        """Return the reward of a row; NaN if it has no right answer, or `is_right` raises."""
         said = (message.read() for message in reversed(conversation.messages))
         answer = next((message.text for message in said if message.role == "assistant"), "")
-        return self.reward_of(answer, truth)
+        truth = self._truth(tensordict, row)
+        if truth is None:
+            return self._unknown(f"row {row} of the data set has no right answer in {self._names}")
+        try:
+            return self.reward_of(answer, truth)
+        except Exception as error:
+            return self._unknown(f"{self} raised for row {row}", error)
+
+    def _unknown(self, reason: str, error: Exception | None = None) -> float:
+        """Log once why an answer has no verdict, and return NaN."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.error("%s: the reward is NaN, here and in further such rows", reason, exc_info=error)
+        return math.nan
 
     def reward_of(self, answer: str, truth: str) -> float:
         """Return the reward of an answer.
@@ -211,15 +277,23 @@ class AnswerRewardTransform(Transform):
         """
         return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
 
-    def _truth(self, tensordict: TensorDictBase, row: int) -> str:
+    @property
+    def _names(self) -> str:
+        return ", ".join(map(repr, self.columns))
+
+    def _truth(self, tensordict: TensorDictBase, row: int) -> str | None:
+        """Return the right answer of a row, or None.
+
+        Raises:
+            ValueError: If the data set has no such column.
+        """
         found = columns(tensordict, row, self.columns)
-        known = [found[name] for name in self.columns if found.get(name) is not None]
-        if not known:
+        if not found:
             raise ValueError(
-                f"row {row} of the data set has no right answer in "
-                f"{', '.join(map(repr, self.columns))}; name its column with column="
+                f"row {row} of the data set has none of the columns {self._names}; name that of the right "
+                "answer with column="
             )
-        return str(known[0])
+        return next((str(found[name]) for name in self.columns if found.get(name) is not None), None)
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
         """Add the reward."""

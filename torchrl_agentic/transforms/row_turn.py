@@ -45,11 +45,16 @@ class RowTurn:
     results: Sequence[ToolResult] = ()
     rendered: Sequence[Mapping[str, JSON]] = ()
 
+    @property
+    def is_cut(self) -> bool:
+        """True if the message was cut off by a bound, so that its calls do not run."""
+        return self.message.role == "assistant" and not self.message.is_complete
+
 
 def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence[Any]) -> None:
     """Run the calls of several rows concurrently, and store calls and results in their turns.
 
-    Sessions in which a tool asked for the end of the trajectory are closed before this returns.
+    Sessions in which a tool asked for the end of the trajectory are finished before this returns.
 
     Args:
         dispatcher: Dispatcher of the sessions.
@@ -67,7 +72,7 @@ def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence
             for turn, found in zip(turns, results, strict=True)
             if any(result.stop for result in found)
         ]
-        await asyncio.gather(*(session.close() for session in over))
+        await asyncio.gather(*(session.finish() for session in over))
         return results
 
     for turn, results in zip(turns, run(run_all()), strict=True):

@@ -20,9 +20,13 @@ from torchrl_agentic.transforms.row_turn import RowTurn
 KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
 FINAL_REWARD = (KEY, "trajectory_reward")
+NO_VERDICT = (KEY, "no_verdict")
 CALLS = (KEY, "calls")
 ENDED_BY = (KEY, "ended_by")
-REASONS = ("", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user", "refused")
+REASONS = (
+    "", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user", "refused", "max_new_tokens",
+    "user_failed", "not_begun",
+)  # fmt: skip
 """Why a trajectory ended, by the number in ("agentic", "ended_by").
 
 0: it goes on, or another transform ended it.
@@ -32,6 +36,9 @@ _DTYPES = {
     "any_tool_calls": torch.bool,
     "any_error": torch.bool,
     "stop_requested": torch.bool,
+    "cut": torch.bool,
+    "no_verdict": torch.bool,
+    "not_begun": torch.bool,
     "n_calls": torch.int64,
     "n_errors": torch.int64,
     "n_infra": torch.int64,
@@ -84,6 +91,8 @@ def write_report(
         for row, session in sessions.sessions.items():
             columns["turn"][row] = session.turn
     for turn in turns:
+        columns["cut"][turn.row] = turn.is_cut
+        columns["not_begun"][turn.row] = turn.session.begin_error is not None
         _count(columns, turn.row, turn.results)
     entries: dict[str, torch.Tensor] = {}
     for dtype, names in _BY_DTYPE.items():  # one tensor per type is cheaper than one per name
@@ -135,13 +144,27 @@ def add_final_rewards(tensordict: TensorDictBase, rewards: Mapping[int, float]) 
 
     Args:
         tensordict: The "next" of a step, [*B].
-        rewards: Sums of the tools' final rewards by row.
+        rewards: Sums of the tools' final rewards by row; NaN where a tool has no verdict.
     """
     if any(rewards.values()):
         known = tensordict.get(FINAL_REWARD)
         values = [rewards.get(row, 0.0) for row in range(known.numel())]
         more = torch.tensor(values, dtype=known.dtype, device=known.device)
-        tensordict.set(FINAL_REWARD, known + more.reshape(known.shape))
+        final = known + more.reshape(known.shape)
+        tensordict.set(FINAL_REWARD, final)
+        mark_no_verdict(tensordict, final.isnan())
+
+
+def mark_no_verdict(tensordict: TensorDictBase, rows: torch.Tensor) -> None:
+    """Set ("agentic", "no_verdict") of rows whose reward is unknown.
+
+    Args:
+        tensordict: The "next" of a step, [*B].
+        rows: The rows, bool, [*B, 1].
+    """
+    if rows.any():
+        known = tensordict.get(NO_VERDICT, None)
+        tensordict.set(NO_VERDICT, rows if known is None else known | rows)
 
 
 def call_records(

@@ -278,11 +278,14 @@ def out_of_room(tensordict: TensorDictBase) -> list[bool]:
     Args:
         tensordict: The root of the step, [*B].
     """
-    room, tokens = tensordict.get(ROOM, None), read_rows(tensordict, "tokens")
-    if room is None or tokens is None:
+    rooms = [room for key in (ROOM, TOKENS_LEFT) if (room := tensordict.get(key, None)) is not None]
+    tokens = read_rows(tensordict, "tokens")
+    if not rooms or tokens is None:
         return [False] * tensordict.batch_size.numel()
-    rows = zip(tokens, room.reshape(-1).tolist(), border.prompts(tensordict, "full"), strict=True)
+    left = torch.stack([room.reshape(-1) for room in rooms]).amin(0).tolist()
+    rows = zip(tokens, left, border.prompts(tensordict, "full"), strict=True)
     return [
-        len(row.tensors["response"]) >= left and not conversation.messages[-1].read().is_complete
-        for row, left, conversation in rows
+        len(row.tensors["full"]) - len(row.tensors["prompt"]) >= room
+        and not conversation.messages[-1].read().is_complete
+        for row, room, conversation in rows
     ]

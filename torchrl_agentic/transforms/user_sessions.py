@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ from tensordict import TensorDictBase
 
 from torchrl_agentic.dispatch import Dispatcher, Session, SessionRows
 from torchrl_agentic.dispatch.event_loop import run
+from torchrl_agentic.errors import UserFailed
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
 from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
@@ -106,7 +108,7 @@ class UserTurn:
         is_done: Whether the trajectory has ended, before the reply or by it.
         reply: Reply of the user, if it was asked and did not fail.
         final: Score of the whole trajectory, once it has ended.
-        has_failed: Whether the user raised or took too long.
+        has_failed: Whether the user raised or took too long, so that it has no final score.
     """
 
     row: int
@@ -120,7 +122,7 @@ class UserTurn:
     @property
     def is_left(self) -> bool:
         """True if the user has ended the conversation."""
-        return self.reply is not None and self.reply.is_over
+        return self.reply is not None and self.reply.is_over and not self.has_failed
 
 
 @dataclass(slots=True)
@@ -172,17 +174,17 @@ class UserSessions:
         """
         self._rows.state[row] = _Conversation(choice)
 
-    def continue_row(self, row: int, trajectory: str) -> bool:
+    def continue_row(self, row: int, tools: Session) -> bool:
         """Prepare the next turn of a row that has begun; return False if its conversation is over.
 
         Args:
             row: Index in the flattened batch.
-            trajectory: Name of the trajectory.
+            tools: Session of the tools of the trajectory.
         """
         conversation = self._rows.state[row]
         if conversation.session is None:
-            conversation.session = self._rows.session(row, trajectory)
-            set_arguments(conversation.session, conversation.choice.kwargs)
+            conversation.session = self._rows.session(row, tools.trajectory)
+            set_arguments(conversation.session, conversation.choice.kwargs, tools)
         return not conversation.is_over
 
     def converse(self, turns: Iterable[UserTurn]) -> None:
@@ -199,22 +201,22 @@ class UserSessions:
     async def _converse(self, turn: UserTurn, conversation: _Conversation) -> None:
         session, name = conversation.session, conversation.choice.name
         assert session is not None
-        if turn.is_asked:
-            turn.reply = said = await reply(session, name, turn.messages)
-            turn.has_failed = said is None
-            turn.is_done = said is None or said.is_over
-            if said is not None:
+        try:
+            if turn.is_asked:
+                turn.reply = said = await reply(session, name, turn.messages)
+                turn.is_done = said.is_over
                 conversation.turns += 1
                 conversation.total += said.score or 0.0
                 if said.text:
                     turn.messages = (*turn.messages, Message(self.role, said.text))
+            if turn.is_done:
+                judged = await final_score(session, name, turn.messages)
+                turn.final = conversation.total if judged is None else judged
+        except UserFailed:
+            turn.has_failed = turn.is_done = True
+            turn.final = math.nan
         if turn.is_done:
             conversation.is_over = True
-            judged = None
-            if not turn.has_failed:
-                judged, could = await final_score(session, name, turn.messages)
-                turn.has_failed = not could
-            turn.final = conversation.total if judged is None else judged
             closing = asyncio.create_task(session.close())
             if turn.has_failed:  # its closing may hang too, and the other rows must not wait for it
                 _closing.add(closing)
@@ -231,7 +233,7 @@ class UserSessions:
         over = [row for row in self._rows.state if row < len(done) and done[row]]
         for row in over:
             self._rows.state[row].is_over = True
-        self._rows.close_rows(over)
+        self._rows.finish_rows(over)
 
     def end(self, rows: Iterable[int]) -> None:
         """Close the conversations of some rows, and forget them."""

@@ -68,11 +68,13 @@ class UserSimulator(Transform):
     is asked if the last message is the model's, calls no tool, and the row is not done. The users of all rows
     are asked concurrently. A reply becomes a message in ("history", "prompt"), with control tokens escaped. A
     user that ends the conversation sets `done` and `terminated` of its row. A user that fails or takes too
-    long costs its own row only: the row is truncated, flagged and logged.
+    long costs its own row only: the row is truncated with the reason "user_failed", flagged and logged.
 
     Writes under "agentic", on reset too, with shape [*B, 1]: `user_turn`, int64, the number of replies;
     `user_score`, float32, the score of this reply, or 0; `user_final_score`, float32, of the whole trajectory
-    at its end; `user_error`, bool. Trajectories that a transform behind this one ends get no final score.
+    at its end, NaN if the user failed; `user_error`, bool, whether the reply or the final score failed.
+    Trajectories that a transform behind this one ends get no final score. `UserRewardTransform` makes the
+    scores a reward.
 
     Args:
         interactions: An interaction, or several by name or in a list; see `as_interaction` and
@@ -158,6 +160,7 @@ class UserSimulator(Transform):
     ) -> list[UserTurn]:
         """Decide for each active row whether its user replies, and whether it is done."""
         done = next_tensordict.get("done").reshape(-1).tolist()
+        unbegun = next_tensordict.get((specs.KEY, "not_begun")).reshape(-1).tolist()
         active = stepped(tensordict)
         spoken = self._users.turns
         compose = next(beside(self, ToolCompose))
@@ -167,7 +170,7 @@ class UserSimulator(Transform):
                 continue
             if row not in self._users:  # columns passed to `reset` reach transforms only at the first step
                 self._begin(row, said(tensordict, row, self.column))
-            if not self._users.continue_row(row, compose.trajectory(row)):
+            if unbegun[row] or not self._users.continue_row(row, compose.session(row)):
                 continue
             is_answer = not (done[row] or called[row]) and _is_from_model(conversation)
             is_last = is_answer and self.max_turns is not None and spoken.get(row, 0) >= self.max_turns
@@ -183,22 +186,23 @@ class UserSimulator(Transform):
         values = _zeros(done.numel())
         for row, count in self._users.turns.items():
             values["user_turn"][row] = count
-        left, cut = [False] * done.numel(), [False] * done.numel()
+        ends = {reason: [False] * done.numel() for reason in ("user", "user_failed", "max_turns")}
         for turn in turns:
             values["user_score"][turn.row] = (turn.reply.score if turn.reply else None) or 0.0
             values["user_final_score"][turn.row] = turn.final
             values["user_error"][turn.row] = turn.has_failed
-            left[turn.row] = turn.is_left
-            cut[turn.row] = turn.is_done and not turn.is_left and not had_ended[turn.row]
+            if turn.is_done and not had_ended[turn.row]:
+                reason = "user" if turn.is_left else "user_failed" if turn.has_failed else "max_turns"
+                ends[reason][turn.row] = True
         _write(next_tensordict, values)
-        for key, flags in (("terminated", left), ("truncated", cut)):
+        for reason, flags in ends.items():
             added = torch.tensor(flags, device=done.device).reshape(done.shape)
+            key = "terminated" if reason == "user" else "truncated"
             known = next_tensordict.get(key, None)
             next_tensordict.set(key, added if known is None else known | added)
+            mark_ended(next_tensordict, added, reason)
             done = done | added
         next_tensordict.set("done", done)  # collectors look at "done" alone
-        for flags, reason in ((left, "user"), (cut, "max_turns")):
-            mark_ended(next_tensordict, torch.tensor(flags, device=done.device).reshape(done.shape), reason)
         for compose in beside(self, ToolCompose):
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict

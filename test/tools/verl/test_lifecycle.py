@@ -209,7 +209,7 @@ async def test_create_response_is_added_to_the_first_prompt():
     async with Dispatcher([tool := LifecycleTool(Counter())]).session("t") as session:
         session.data = RowData(tools_kwargs={"count": KWARGS})
         said = await session.open([tool])
-    assert [(who.name, result.text) for who, result in said] == [("count", "from 10")]
+    assert [(name, result.text) for name, result in said] == [("count", "from 10")]
     async with Dispatcher([tool]).session("t") as session:
         assert await session.open([tool]) == []
 
@@ -316,19 +316,13 @@ async def test_text_as_reward_is_ignored_and_logged_once_with_the_tool(caplog):
         async def execute(self, instance_id, parameters, **kwargs):
             return "42\n", "42\n", {}
 
-        async def calc_reward(self, instance_id):
-            return ["42"]
-
     tool = LifecycleTool(Wordy())
     for trajectory in ("a", "b"):
         async with Dispatcher([tool]).session(trajectory) as session:
             for result in await session.run([call(1), call(2)]):
                 assert (result.status, result.text, result.reward) == (Status.OK, "42\n", None)
-        assert session.rewards == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "tool count: execute() returned a str as reward; expected a number or None; it is treated as None",
-        "tool count: calc_reward() returned a list as reward; "
-        "expected a number or None; it is treated as None",
+        "tool count: execute() returned a text as reward, treated as None; expected a number or None",
     ]
 
 
@@ -342,6 +336,7 @@ async def test_failing_create_affects_only_its_calls(caplog):
     caplog.set_level(logging.CRITICAL)
     async with Dispatcher([tool := LifecycleTool(Picky()), double]).session("t") as session:
         assert await session.open([tool]) == []
+        assert isinstance(session.begin_error, ValueError)
         results = await session.run([call(1), ParsedCall("double", {"n": 2}, "c2")])
     assert [result.status for result in results] == [Status.CRASH, Status.OK]
 

@@ -218,12 +218,6 @@ def description_of(target: Any) -> Description:
     return Description(name, str(function.get("description", "")), parameters, function.get("strict"))
 
 
-def number_of(value: Any) -> float | None:
-    """Return a number of any library as a float, or None for a text or a collection."""
-    is_number = hasattr(value, "__float__") or hasattr(value, "__index__")
-    return float(value) if is_number and not isinstance(value, str) else None
-
-
 def process_image(image: Any) -> Any:
     """Open an image for `ToolResponse(image=[…])`, as verl's `vision_utils.process_image` does.
 

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 import pydantic
 
-from torchrl_agentic.messages import JSON, ToolResult
+from torchrl_agentic.messages import JSON, ToolResult, as_number
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.options import type_checker, type_error
 from torchrl_agentic.tools.row_data import Columns, RowData
 from torchrl_agentic.tools.signatures import AsyncCallable, Keywords, keywords_of
-from torchrl_agentic.tools.verl.base_tool import description_of, number_of
+from torchrl_agentic.tools.verl.base_tool import description_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class LifecycleTool(Tool):
         target: The object.
         async_methods: Its methods as `AsyncCallable`, by name.
         keywords: Keywords of its methods, by name.
-        warned_of: Names of the methods whose invalid rewards were logged.
+        has_warned: Whether a text that `execute` returned as reward was logged.
 
     Raises:
         TypeError: If a method or the schema is missing.
@@ -94,7 +94,7 @@ class LifecycleTool(Tool):
         self.is_strict = found.is_strict
         self.name = name or found.name
         self.open_at_reset = open_at_reset
-        self.warned_of: set[str] = set()
+        self.has_warned = False
 
     def check_row(self, row: RowData) -> None:
         """Check the row's arguments for the methods, by name and by type.
@@ -108,6 +108,11 @@ class LifecycleTool(Tool):
                 stage.check(row.kwargs(self.name, f"{name}_kwargs"), needs_all=self.open_at_reset)
             except ValueError as error:
                 raise ValueError(f"tools_kwargs: {self.name}: {name}_kwargs: {error}") from None
+
+    @property
+    def has_final_reward(self) -> bool:
+        """True: each instance is asked for its `calc_reward`."""
+        return True
 
     def stage(self, name: str) -> _Stage:
         """Return the arguments that a method takes from a row."""
@@ -230,7 +235,7 @@ class _Instance(Tool):
         returned = await self._call("execute", self.id, dict(args), ctx=ctx)
         if isinstance(returned, tuple) and len(cast("tuple[Any, ...]", returned)) > 1:
             response, reward, *rest = cast("tuple[Any, ...]", returned)
-            returned = (response, self._number("execute", reward), *rest)
+            returned = (response, self._reward_of_call(reward), *rest)
         result = ToolResult.from_verl(returned)
         if result.reward is not None:
             self.data.tool_rewards.append(result.reward)
@@ -238,23 +243,22 @@ class _Instance(Tool):
 
     async def final_reward(self) -> float | None:
         """Return the value of `calc_reward`."""
-        return self._number("calc_reward", await self._call("calc_reward", self.id))
+        return await self._call("calc_reward", self.id)
 
-    def _number(self, method: str, value: Any) -> float | None:
-        """Return a reward as a number; treat any other value as None, and log that once per method.
+    def _reward_of_call(self, value: Any) -> float | None:
+        """Return the reward that `execute` returned; treat a text as None, and log that once.
 
         verl's first sandbox tool returned the text of its response as the reward.
         """
-        number = None if value is None else number_of(value)
-        if value is not None and number is None and method not in self.tool.warned_of:
-            self.tool.warned_of.add(method)
+        if value is None or not isinstance(value, str):
+            return None if value is None else as_number(value)
+        if not self.tool.has_warned:
+            self.tool.has_warned = True
             logger.warning(
-                "tool %s: %s() returned a %s as reward; expected a number or None; it is treated as None",
+                "tool %s: execute() returned a text as reward, treated as None; expected a number or None",
                 self.name,
-                method,
-                type(value).__name__,
             )
-        return number
+        return None
 
     async def end(self) -> None:
         try:

@@ -179,6 +179,11 @@ class Wrapped(Tool):
         """Return the initial message of the live tool inside."""
         return await self.tool.initial_message()
 
+    @property
+    def has_final_reward(self) -> bool:
+        """True if the tool inside has a final reward."""
+        return self.tool.has_final_reward
+
     async def final_reward(self) -> float | None:
         """Return the final reward of the live tool inside."""
         return await self.tool.final_reward()

@@ -59,7 +59,11 @@ REASON_WORDS: Mapping[str, str] = {
     "stop_tool": "the model called the tool that ends the conversation",
     "no_calls": "the model answered without calling a tool, which counts as its final answer",
     "max_turns": "it reached the largest number of turns, perhaps before the task was done",
+    "max_new_tokens": "the last answer was cut off at the largest number of tokens of an answer",
+    "max_trajectory_tokens": "it reached the largest number of tokens, perhaps before the task was done",
     "user": "the simulated user ended the conversation",
+    "user_failed": "the simulated user failed",
+    "not_begun": "a tool could not open at its beginning",
     "refused": "the model, or the service that it runs in, refused to answer",
     "terminated": "the environment ended the task",
     "truncated": "the environment cut it off, for example because it became too long",
@@ -156,7 +160,7 @@ def _ending(record: TrajectoryRecord) -> Iterator[Line]:
     if not reason:
         yield Line("plain", f"It has {turns}. Why it ended was not recorded.")
     elif reason in REASON_WORDS:
-        tone = "bad" if reason in ("max_turns", "truncated", "reset", "closed") else "plain"
+        tone = "plain" if reason in ("stop_tool", "no_calls", "user", "refused", "terminated") else "bad"
         yield Line(tone, f"It ended after {turns}, because {REASON_WORDS[reason]}.")
     else:
         yield Line("plain", f"It ended after {turns}. The recorded reason is: {reason}")
