@@ -31,7 +31,7 @@ from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms.conversation import StoredMessage
-from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE
+from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
 
@@ -128,7 +128,7 @@ class TrajectoryRun:
         self._time = asyncio.get_running_loop().time
         self._began = self._time()
         self._is_branch, self._forking = session is not None, forking
-        self._session: Session = agent.dispatcher.session(name, row=index) if session is None else session
+        self._session: Session = agent.dispatcher.session(name) if session is None else session
         if session is None and cache is not None:  # a branch of a session has its cache already
             self._session.cache = cache.of(name)
         self._conversation: list[StoredMessage] = [StoredMessage(message) for message in task.messages]
@@ -248,7 +248,7 @@ class TrajectoryRun:
             InfrastructureError: If the state of a tool cannot be copied.
         """
         self._doing("tools", "branch")
-        sessions = [self._agent.dispatcher.session(name, row=self._index) for name in names]
+        sessions = [self._agent.dispatcher.session(name) for name in names]
         await self._session.branch(sessions)
         return sessions
 
@@ -284,6 +284,9 @@ class TrajectoryRun:
         agent, session, source = self._agent, self._session, self._source
         tools = agent.dispatcher.tools
         session.data = read_row({**self._task.data}, tools)
+        if has_rows(tools) and not self._is_branch:
+            rows = [row == session.row for row in range(agent.dispatcher.row_numbers.count)]
+            await session.threads.run(lambda: reset_tools(tools, rows))
         if source is not None:
             self._resume(source)
         else:
@@ -299,7 +302,7 @@ class TrajectoryRun:
             if told is None:
                 told = lookup(self._task.data, ("extra_info", agent.users.column))
             chosen = choice(agent.users.interactions, self._index, agent.users.column, told)
-            self._user = agent.users.dispatcher.session(self.name, row=self._index)
+            self._user = agent.users.dispatcher.session(self.name)
             self._user_name = chosen.name
             set_arguments(self._user, chosen.kwargs, session)
         kind = MessageSpeaker if agent.encoder is None else TokenSpeaker

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.resolve import BoundTool, resolve
+from torchrl_agentic.dispatch.row_numbers import RowNumbers
 from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Outages, TurnOptions, TurnRun
@@ -77,6 +78,7 @@ class Dispatcher:
         self._threads = WorkerThreads(max_threads)
         self.crashes = Crashes()
         self._sessions: set[Session] = set()  # those of all forks
+        self.row_numbers = RowNumbers()  # of all forks, which share the tools
         self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
         self._teardowns = [0]  # number of teardowns, in a list so that forks share it
@@ -201,20 +203,24 @@ class Dispatcher:
         twin.compose = compose
         return twin
 
-    def session(self, trajectory: str, *, row: int = 0) -> Session:
+    def session(self, trajectory: str, *, row: int | None = None) -> Session:
         """Return the session of a new trajectory; nothing is opened before its first call.
 
         Args:
             trajectory: Name of the trajectory, unique in the process.
-            row: Index in the flattened batch.
+            row: Index in the flattened batch; None: a number that no other open trajectory has.
         """
-        session = Session(self, trajectory, row)
+        session = Session(self, trajectory, self.row_numbers.take() if row is None else row)
+        session.owns_row = row is None
         self._sessions.add(session)
         return session
 
     def forget(self, session: Session) -> None:
         """Remove a session that is closed."""
         self._sessions.discard(session)
+        if session.owns_row:
+            session.owns_row = False
+            self.row_numbers.give_back(session.row)
 
     async def run(
         self,

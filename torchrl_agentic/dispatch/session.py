@@ -236,6 +236,7 @@ class Session:
         begin_error: Error of a tool that could not open at the beginning, or whose initial message raised; or
             None.
         is_finished: Whether `finish` has been called.
+        owns_row: Whether the dispatcher chose `row`, and frees it when the session closes.
         lingering: Tasks of cancelled calls that have not ended yet.
         cache: Results that other trajectories share with this one, or None.
     """
@@ -252,6 +253,7 @@ class Session:
         self.verdict_errors: dict[str, BaseException] = {}
         self.begin_error: BaseException | None = None
         self.is_finished = False
+        self.owns_row = False
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self.cache: TrajectoryCache | None = None
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names

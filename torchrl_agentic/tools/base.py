@@ -122,7 +122,8 @@ class ToolContext:
         sandbox: Sandbox of the tool, if it has one.
         repl: Interpreter of the tool, if it has one.
         compose: The `ToolCompose` that runs the call.
-        batch_index: Index of the row in the flattened batch.
+        batch_index: Index of the row in the flattened batch; in a collector, a number that no other running
+            trajectory has.
         trajectory: Name of the trajectory, unique in a process.
         turn: Number of the turn, from 0.
         deadline: Time at which the call is stopped, in seconds of the event loop's clock; None: never.

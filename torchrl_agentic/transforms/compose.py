@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs.transforms import Compose
 
@@ -27,7 +27,7 @@ from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, visible_state
+from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, reset_tools, visible_state
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stepped
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import (
@@ -249,10 +249,7 @@ class ToolCompose(ToolList):
         chosen, self._mask = reset_rows(tensordict, self._mask, len(rows)), None
         begun = [row for row, is_chosen in enumerate(chosen) if is_chosen]
         self._end(begun)
-        flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(rows)])
-        for tool in self._tools:
-            if hasattr(tool, "reset_rows"):  # a transform of TorchRL inside `as_tool`
-                cast("Any", tool).reset_rows(flat, flat)
+        reset_tools(self._tools, chosen)
         sessions = [self._rows.session(row) for row in begun]
         for turn in begin_rows(self._tools, sessions, tensordict_reset, has_worlds=self._has_worlds):
             messages = render_turn(self.parser, turn, self.tool_role, media=self.media)

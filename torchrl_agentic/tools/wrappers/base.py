@@ -22,6 +22,13 @@ CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
 """`call_later(seconds, callback)`, as in an event loop and `VirtualClock`."""
 
 
+def unwrapped(tool: Tool) -> Tool:
+    """Return the tool inside all wrappers."""
+    while isinstance(tool, Wrapped):
+        tool = tool.tool
+    return tool
+
+
 class Wrapped(Tool):
     """A tool around another tool; it delegates everything that a subclass does not override.
 
