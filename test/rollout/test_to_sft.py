@@ -1,12 +1,16 @@
 """`to_sft`: finished conversations as data for supervised fine-tuning."""
 
 import copy
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 import torch
 from datasets import Dataset
+from helpers.model_families import FAMILIES, QWEN_TOKENS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torchrl.envs import Compose
 from torchrl.objectives.llm import SFTLoss
 from typer.testing import CliRunner
@@ -16,6 +20,7 @@ from torchrl_agentic.cli.main import app
 from torchrl_agentic.collectors import Score
 from torchrl_agentic.engines import TransformersEngine
 from torchrl_agentic.messages import CallError
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.records import Recorder, read_records
 from torchrl_agentic.rollout import Conversation, answer_reward, rollout, to_sft, training_policy
 from torchrl_agentic.testing import chat_tokenizer, load_tiny, tiny_questions
@@ -247,6 +252,225 @@ def test_a_recorded_conversation_of_messages_can_be_used_too():
     assert "tool_response" not in spoken
 
 
+# Answers of other models
+
+
+def family(name, **changes):
+    """Return the tokenizer of a model family, and the options of `to_sft` for it."""
+    made = replace(FAMILIES[name], **changes)
+    tokenizer = made.tokenizer()
+    stops = tokenizer.convert_tokens_to_ids(list(made.stops))
+    return tokenizer, {"tools": TOOLS, "tokenizer_options": {"stop_token_ids": stops}}
+
+
+def spoken(row, tokenizer):
+    """Return the texts that the row trains on."""
+    ids, mask = row.token_row["input_ids"], row.token_row["assistant_masks"]
+    groups = itertools.groupby(zip(ids, mask, strict=True), lambda pair: pair[1])
+    return [tokenizer.decode([token for token, _ in group]) for bit, group in groups if bit]
+
+
+def call_of(code, call_id="call00000"):
+    arguments = json.dumps({"code": code})
+    return {"id": call_id, "type": "function", "function": {"name": "python", "arguments": arguments}}
+
+
+QUESTION, RESULT = Message("user", "2 + 3?"), Message("tool", "5", tool_call_id="call00000")
+CALLED = (QUESTION, Message("assistant", None, (call_of("2 + 3"),)), RESULT, Message("assistant", "5"))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("qwen3", "<think>\n\n</think>\n\n5<|im_end|>"),
+        ("qwen3_6", "\n</think>\n\n5<|im_end|>"),
+        ("gptoss", "<|channel|>final<|message|>5<|return|>"),
+        ("glm4moe", "\n<think></think>\n5<|user|>"),
+    ],
+)
+def test_a_plain_answer_has_the_head_and_the_end_that_the_template_writes(name, wanted):
+    tokenizer, options = family(name)
+    (row,) = to_sft([Conversation.of("a", [QUESTION, Message("assistant", "5")])], tokenizer, **options)
+    assert spoken(row, tokenizer) == [wanted]
+
+
+def test_calls_and_answers_end_with_the_stop_token_that_the_template_writes_there():
+    tokenizer, options = family("glm4moe")
+    (row,) = to_sft([Conversation.of("a", CALLED)], tokenizer, **options)
+    called, answered = spoken(row, tokenizer)
+    assert called.endswith("</tool_call><|observation|>")
+    assert answered.endswith("\n5<|user|>")
+    options["tokenizer_options"]["stop_token_ids"].pop(0)
+    with pytest.raises(
+        ValueError, match=r"with '<\|observation\|>', which is not among the stop tokens.*add"
+    ):
+        to_sft([Conversation.of("a", CALLED)], tokenizer, **options)
+
+
+def test_a_stop_token_in_the_middle_of_an_answer_is_an_error():
+    tokenizer, options = family("gptoss", stops=("<|call|>", "<|end|>"))
+    thought = Message("assistant", "5", reasoning="hm")
+    with pytest.raises(
+        ValueError, match=r"'<\|end\|>' in the middle of the answer; leave it out of stop_token"
+    ):
+        to_sft([Conversation.of("a", [QUESTION, thought])], tokenizer, **options)
+
+
+def test_calls_that_the_template_omits_are_an_error_or_left_out():
+    tokenizer, options = family("lfm2")
+    given = [Conversation.of("a", CALLED), Conversation.of("b", [QUESTION, Message("assistant", "5")])]
+    with pytest.raises(
+        ValueError, match=r"cannot write 'a': it does not write the call of 'python'.*or leave"
+    ):
+        to_sft(given, tokenizer, **options)
+    data = to_sft(given, tokenizer, on_unwritable="leave_out", **options)
+    assert ([row.name for row in data], dict(data.left_out)) == (
+        ["b"],
+        {"the chat template cannot write it": 1},
+    )
+
+
+def test_reasoning_that_the_template_omits_is_an_error_unless_it_is_not_kept():
+    tokenizer, options = family("qwen2_5")
+    given = [Conversation.of("a", [QUESTION, Message("assistant", "5", reasoning="hm")])]
+    with pytest.raises(
+        ValueError, match="does not write the reasoning; to train without reasoning, keep_reas"
+    ):
+        to_sft(given, tokenizer, **options)
+    (row,) = to_sft(given, tokenizer, keep_reasoning=False, **options)
+    assert spoken(row, tokenizer) == ["5<|im_end|>"]
+    assert row.messages[-1] == {"role": "assistant", "content": "5"}
+
+
+@pytest.mark.parametrize("text", ["<think>\nhm\n</think>\n\n5", "hm\n</think>\n\n5"])
+def test_reasoning_at_the_beginning_of_a_text_is_reasoning(text):
+    tokenizer, options = family("qwen3_6")
+    (row,) = to_sft([Conversation.of("a", [QUESTION, Message("assistant", text)])], tokenizer, **options)
+    assert spoken(row, tokenizer) == ["hm\n</think>\n\n5<|im_end|>"]
+    assert tokenizer.convert_tokens_to_ids("</think>") in row.token_row["labels"]
+
+
+@given(
+    st.lists(
+        st.sampled_from([*QWEN_TOKENS, "<|im_start|>", "<", "|im_", "vjq", "vjq0x", "a", "é", " ", "\n"])
+    ),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=25)
+def test_no_control_token_comes_from_a_text_and_no_text_is_lost(parts, is_argument):
+    tokenizer, options = family("qwen2_5")
+    text = "".join(["x", *parts, "x"])
+    message = Message("assistant", "", (call_of(text),)) if is_argument else Message("assistant", text)
+    (row,) = to_sft([Conversation.of("a", [QUESTION, message])], tokenizer, **options)
+    ids = [token for token in row.token_row["labels"] if token != -100]
+    control = [
+        tokenizer.convert_ids_to_tokens(token) for token in ids if token in control_tokens_of(tokenizer)
+    ]
+    (target,) = spoken(row, tokenizer)
+    if is_argument:
+        assert control == ["<tool_call>", "</tool_call>", "<|im_end|>"]
+        assert json.dumps(text, ensure_ascii=False) in target
+    else:
+        assert control == ["<|im_end|>"]
+        assert target == f"{text}<|im_end|>"
+
+
+def test_control_tokens_in_a_text_are_plain_characters():
+    tokenizer, options = family("qwen2_5")
+    text = "Write <tool_call> or <|im_start|>user."
+    (row,) = to_sft([Conversation.of("a", [QUESTION, Message("assistant", text)])], tokenizer, **options)
+    assert spoken(row, tokenizer) == [f"{text}<|im_end|>"]
+    literal = tokenizer.convert_tokens_to_ids(["<tool_call>", "<|im_start|>"])
+    assert not set(literal) & set(row.token_row["labels"])
+
+
+def test_calls_in_the_text_of_recorded_messages_are_written_as_calls_of_the_template():
+    tokenizer, options = family("qwen2_5")
+    text = '<tool_call>{"name": "python", "arguments": {"code": "2 + 3"}}</tool_call>'
+    given = Conversation.of("a", [QUESTION, Message("assistant", text), RESULT, Message("assistant", "5")])
+    wanted = '<tool_call>\n{"name": "python", "arguments": {"code": "2 + 3"}}\n</tool_call><|im_end|>'
+    (row,) = to_sft([given], tokenizer, **options)
+    assert spoken(row, tokenizer) == [wanted, "5<|im_end|>"]
+    assert tokenizer.convert_tokens_to_ids("<tool_call>") in row.token_row["labels"]
+    odd = Conversation.of(
+        "a", [QUESTION, Message("assistant", "python(2 + 3)"), RESULT, Message("assistant", "5")]
+    )
+    with pytest.raises(
+        ValueError, match=r"1 results follow 'python\(2 \+ 3\)'.*give the calls of messages in tool"
+    ):
+        to_sft([odd], tokenizer, **options)
+    row, *_ = to_sft([odd], tokenizer)
+    assert spoken(row, tokenizer)[0] == "python(2 + 3)<|im_end|>"
+
+
+def test_calls_in_a_text_stay_as_they_are_if_the_template_shows_no_tools(run):
+    (first, *_), _ = run
+    given = replace(first, ledger=None)
+    (row,) = to_sft([given], TOKENIZER)
+    assert spoken(row, TOKENIZER) == [f"{turn.message.text}{TOKENIZER.eos_token}" for turn in first.turns]
+    assert TOKENIZER.convert_tokens_to_ids("<tool_call>") in row.token_row["labels"]
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}"])
+def test_a_call_without_arguments_has_an_empty_object(arguments):
+    tokenizer, options = family("qwen2_5")
+    call = {"type": "function", "function": {"name": "python", "arguments": arguments}}
+    (row,) = to_sft(
+        [Conversation.of("a", [QUESTION, Message("assistant", "", (call,))])], tokenizer, **options
+    )
+    (text,) = spoken(row, tokenizer)
+    assert '"arguments": {}' in text
+
+
+def test_arguments_that_cannot_be_read_are_an_error():
+    tokenizer, options = family("qwen2_5")
+    call = {"id": "c", "type": "function", "function": {"name": "python", "arguments": '{"code": '}}
+    with pytest.raises(
+        ValueError, match=r"arguments of the call of 'python' are not a JSON object.*write them"
+    ):
+        to_sft([Conversation.of("a", [QUESTION, Message("assistant", "", (call,))])], tokenizer, **options)
+
+
+def test_an_empty_answer_is_left_out():
+    given = [Conversation.of("a", [QUESTION, Message("assistant", text)]) for text in ("", " \n", "5")]
+    data = to_sft(given, TOKENIZER, tools=TOOLS)
+    assert (len(data), dict(data.left_out)) == (1, {"empty answer": 2})
+    only = Conversation.of("a", [QUESTION, Message("assistant", "", reasoning="hm")])
+    assert dict(to_sft([only], keep_reasoning=False).left_out) == {"empty answer": 1}
+
+
+def test_the_row_of_a_conversation_that_ends_with_a_result_ends_with_the_call():
+    tokenizer, options = family("qwen2_5")
+    (row,) = to_sft([Conversation.of("a", CALLED[:3])], tokenizer, **options)
+    assert [message["role"] for message in row.messages] == ["user", "assistant"]
+    (text,) = spoken(row, tokenizer)
+    assert text.endswith("</tool_call><|im_end|>")
+
+
+def test_a_template_without_tool_messages_takes_results_in_another_role():
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<call>{{ c.function | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = chat_tokenizer(source, eos="<|im_end|>", control=["<|im_start|>"])
+    with pytest.raises(ValueError, match=r"no tools.*another tool_role="):
+        to_sft([Conversation.of("a", CALLED)], tokenizer, tools=TOOLS)
+    (row,) = to_sft(
+        [Conversation.of("a", CALLED)], tokenizer, tools=TOOLS, tokenizer_options={"tool_role": "user"}
+    )
+    assert "<|im_start|>user\n5<|im_end|>" in tokenizer.decode(row.token_row["input_ids"])
+
+
+def test_reasoning_that_was_cut_off_is_not_closed():
+    tokenizer, options = family("qwen3_6")
+    cut = Message("assistant", "", reasoning="I thi", is_complete=False)
+    given = [Conversation.of("a", [QUESTION, cut])]
+    (row,) = to_sft(given, tokenizer, complete_only=False, **options)
+    assert spoken(row, tokenizer) == ["I thi"]
+
+
 # What is left out
 
 
@@ -323,6 +547,8 @@ def test_wrong_arguments_are_errors(run, tmp_path):
         to_sft(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="best_per_task must be 1"):
         to_sft([first], best_per_task=0)
+    with pytest.raises(ValueError, match="on_unwritable is raise or leave_out; got 'skip'"):
+        to_sft([first], on_unwritable="skip")
     with pytest.raises(ValueError, match="give tokenizer="):
         to_sft([first], max_tokens=5)
     with pytest.raises(ValueError, match="have no tokens"):

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from tensordict import LazyStackedTensorDict
 
 from torchrl_agentic.collectors.task import Trajectory
-from torchrl_agentic.errors import check_count
+from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, fields_of
-from torchrl_agentic.parsers.base import Tools, specs_of
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
 from torchrl_agentic.records import BadLine, TrajectoryRecord, read_records
+from torchrl_agentic.rollout.answer_writer import AnswerWriter, UnwritableAnswer, with_reasoning
 from torchrl_agentic.rollout.batch import trajectory_batch
 from torchrl_agentic.rollout.replay import Conversation
-from torchrl_agentic.text import read_json
+from torchrl_agentic.text import one_line, read_json
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder
 
@@ -145,13 +147,18 @@ def to_sft(
     complete_only: bool = True,
     max_tokens: int | None = None,
     encode_anew: bool = False,
+    keep_reasoning: bool = True,
+    on_unwritable: Literal["raise", "leave_out"] = "raise",
     tokenizer_options: Mapping[str, Any] | None = None,
 ) -> SFTData:
     """Make data for supervised fine-tuning from finished conversations.
 
     The tokens of a conversation are those of its ledger, if it has one; the loss mask is True where a token
     was sampled, the end of each answer included. Other conversations, such as those of a model behind an API,
-    are encoded as a rollout with `tokenizer` would have written them, had the model sampled these answers.
+    are encoded as a rollout with `tokenizer` would have written them, had the model sampled these answers:
+    each answer as the chat template writes it, its calls, its reasoning and the token that ends it included.
+    Control tokens in the text of an answer are encoded as plain characters. Calls that are a part of a text
+    are written by the template too, unless it shows no `tools`; then the prompt explains their format.
 
     Args:
         conversations: Trajectories, records, recorded conversations (`Conversation`), or the path of a dump.
@@ -166,6 +173,9 @@ def to_sft(
         max_tokens: Most tokens of a conversation that is kept; None: no bound. Longer ones are left out
             rather than cut.
         encode_anew: Whether conversations with a ledger are encoded anew, for a model with another tokenizer.
+        keep_reasoning: Whether answers keep the reasoning that a server returned apart from the content.
+        on_unwritable: What to do with a conversation that the chat template cannot write: "raise", or
+            "leave_out", which counts it.
         tokenizer_options: Further arguments of `ChatEncoder`.
 
     Returns:
@@ -174,29 +184,47 @@ def to_sft(
     Raises:
         FileNotFoundError: If there is no such dump.
         TypeError: If a conversation is of none of these types.
-        ValueError: If a ledger is of another tokenizer, or the chat template cannot write an answer.
+        ValueError: If a ledger is of another tokenizer; or if the chat template cannot write an answer,
+            because it omits or changes a call, the reasoning or the text, or ends the answer with a token
+            that is not a stop token.
     """
+    if on_unwritable not in ("raise", "leave_out"):
+        raise ValueError(f"on_unwritable is raise or leave_out; got {on_unwritable!r}")
     check_count("best_per_task", best_per_task)
     check_count("max_tokens", max_tokens)
     if max_tokens is not None and tokenizer is None:
         raise ValueError("max_tokens= counts the tokens of a tokenizer: give tokenizer= too")
-    encoder = None
+    options = dict(tokenizer_options or {})
+    specs = tuple(specs_of(tools))
+    answers = None
     if tokenizer is not None:
-        encoder = ChatEncoder(tokenizer, tools=tools, **(tokenizer_options or {}))
+        encoder = ChatEncoder(tokenizer, tools=specs, **options)
+        answers = AnswerWriter(encoder, tool_role=options.get("tool_role", "tool"))
     left_out: Counter[str] = Counter()
     rows: list[SFTRow] = []
     for item in _each(conversations):
         if isinstance(item, BadLine):
             left_out["unreadable line"] += 1
             continue
-        found = _Finished.of(item)
+        found = _Finished.of(item) if keep_reasoning else _Finished.of(item).without_reasoning()
         if (problem := _problem(found, item, min_score, where, complete_only)) is not None:
             left_out[problem] += 1
             continue
         row = found.row
-        if encoder is not None:
+        if answers is not None:
             keeps = found.ledger is not None and not encode_anew
-            ledger = found.kept(encoder) if keeps else found.encoded(encoder)
+            try:
+                ledger = (
+                    found.kept(answers.encoder) if keeps else found.encoded(answers, shows_tools=bool(specs))
+                )
+            except UnwritableAnswer as error:
+                if on_unwritable == "raise":
+                    raise ValueError(
+                        f"the chat template cannot write {found.name!r}: {error}; or leave such "
+                        'conversations out: to_sft(..., on_unwritable="leave_out")'
+                    ) from error
+                left_out["the chat template cannot write it"] += 1
+                continue
             if ledger is None:
                 left_out["control tokens in an answer"] += 1
                 continue
@@ -209,7 +237,7 @@ def to_sft(
         kept = _best(rows, best_per_task)
         left_out["not among the best of its task"] += len(rows) - len(kept)
         rows = kept
-    return SFTData(tuple(rows), tuple(specs_of(tools)), dict(+left_out))
+    return SFTData(tuple(rows), specs, dict(+left_out))
 
 
 def _each(conversations: Iterable[Finished] | str | Path) -> Iterator[Finished | BadLine]:
@@ -229,6 +257,8 @@ def _problem(
     """Return why a conversation is left out, or None."""
     if not found.turns:
         return "no answer"
+    if any(turn.is_empty for turn in found.turns):
+        return "empty answer"
     if complete_only:
         if found.reason not in _WHOLE:
             return found.reason
@@ -267,9 +297,49 @@ class _Turn:
     after: tuple[Message, ...]
 
     @property
-    def is_structured(self) -> bool:
-        """True if the message has its calls or its reasoning apart from the text."""
-        return bool(self.message.tool_calls or self.message.reasoning)
+    def is_empty(self) -> bool:
+        """True if the message has neither text nor calls nor reasoning."""
+        message = self.message
+        return not (message.tool_calls or message.text.strip() or message.reasoning.strip())
+
+    @property
+    def has_unread_calls(self) -> bool:
+        """True if results follow calls that nobody has read: those of recorded messages are text."""
+        return not self.message.tool_calls and not self.calls and bool(self.after)
+
+    def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _Turn:
+        """Return the turn with the calls that a parser reads in its text.
+
+        Args:
+            parser: Parser of the format of the model to train; None if there is none.
+            shows_tools: Whether the chat template shows tools. If not, calls that cannot be read stay text.
+
+        Raises:
+            UnwritableAnswer: If the parser does not read one call for each result.
+        """
+        found = None if parser is None else parser.parse(self.text)
+        if found is None or len(found.calls) != len(self.after) or any(call.error for call in found.calls):
+            if not shows_tools:
+                return self
+            raise UnwritableAnswer(
+                f"{len(self.after)} results follow {one_line(self.text, 80)!r}, in which its format has not "
+                "as many calls; give the calls of messages in tool_calls"
+            )
+        pairs = zip(found.calls, self.after, strict=True)
+        calls = tuple(replace(call, call_id=message.tool_call_id or call.call_id) for call, message in pairs)
+        return replace(self, text=found.text, calls=calls)
+
+    def has_text_calls(self, *, shows_tools: bool) -> bool:
+        """Check whether the calls of the message stay a part of its text.
+
+        Args:
+            shows_tools: Whether the chat template shows tools, so that it has a form for calls.
+        """
+        if self.message.tool_calls or not self.calls:
+            return False
+        if any(call.error is not None for call in self.calls):
+            return True
+        return not shows_tools and all(call.span is not None for call in self.calls)
 
     def answer(self) -> dict[str, JSON]:
         """Return the message with its calls apart from the text, unless they cannot be read."""
@@ -279,16 +349,26 @@ class _Turn:
         calls = [_call(call.call_id, call.tool, dict(call.args)) for call in self.calls]
         if self.message.tool_calls:
             known = {call.call_id for call in self.calls if call.error is None}
-            raw = [_raw_call(call) for call in self.message.tool_calls if call.get("id") not in known]
+            raw = [
+                _raw_call(call, place)
+                for place, call in enumerate(self.message.tool_calls)
+                if call.get("id") not in known
+            ]
             said["tool_calls"] = [call for call in calls if call["id"] in known] + raw
         elif calls and all(call.error is None for call in self.calls):
             said["content"] = self.text.strip()
             said["tool_calls"] = calls
         return said
 
-    def results_said(self) -> list[dict[str, JSON]]:
-        """Return the messages that answer the calls, of the role "tool"."""
-        names = {call.call_id: call.tool for call in self.calls}
+    def results_said(self, role: str = "tool") -> list[dict[str, JSON]]:
+        """Return the messages that answer the calls.
+
+        Args:
+            role: Their role.
+        """
+        raw = [_raw_call(call, place) for place, call in enumerate(self.message.tool_calls)]
+        names = {str(call["id"]): str(call["function"]["name"]) for call in raw}
+        names |= {call.call_id: call.tool for call in self.calls}
         if not self.calls or all(message.role == "tool" for message in self.after):
             made = [_plain(message) for message in self.after]
         else:  # a format whose results have a form of their own
@@ -298,6 +378,8 @@ class _Turn:
                 for call, result in pairs
             ]
         for message in made:
+            if message["role"] == "tool":
+                message["role"] = role
             if name := names.get(str(message.get("tool_call_id"))):
                 message["name"] = name
         return made
@@ -358,24 +440,60 @@ class _Finished:
                 )
         return ledger
 
-    def encoded(self, encoder: ChatEncoder) -> TokenLedger | None:
-        """Return the tokens as a rollout would have written them; None if an answer has control tokens."""
+    def without_reasoning(self) -> _Finished:
+        """Return the conversation without the reasoning that was returned apart from the content."""
+        turns = (replace(turn, message=replace(turn.message, reasoning="")) for turn in self.turns)
+        return replace(self, turns=tuple(turns))
+
+    def encoded(self, answers: AnswerWriter, *, shows_tools: bool) -> TokenLedger | None:
+        """Return the tokens as a rollout would have written them; None if a text of an answer would end it.
+
+        Raises:
+            UnwritableAnswer: If the chat template cannot write the conversation.
+        """
         first, *_ = self.turns
-        is_structured = any(turn.is_structured for turn in self.turns)
-        writer = encoder.begin([_plain(message) for message in first.before])
+        with _template_errors():
+            writer = answers.encoder.begin([_plain(message) for message in first.before])
         for number, turn in enumerate(self.turns):
-            ids = (
-                _structured_ids(turn, encoder, writer.messages) if is_structured else _text_ids(turn, encoder)
-            )
-            if ids is None:
+            is_last = number + 1 == len(self.turns)
+            if turn.has_unread_calls:
+                turn = turn.with_calls_read(answers.parser, shows_tools=shows_tools)
+            if turn.has_text_calls(shows_tools=shows_tools):
+                said, after = _plain(turn.message), [_plain(message) for message in turn.after]
+                markup = [call.span for call in turn.calls if call.span is not None]
+            else:
+                said, after, markup = turn.answer(), turn.results_said(answers.tool_role), []
+            if answers.holds_end(said):
                 return None
-            writer.add_sampled(ids)
-            if number + 1 < len(self.turns):
-                after = turn.results_said() if is_structured else list(map(_plain, turn.after))
-                said = turn.answer() if is_structured else _plain(turn.message)
+            said = with_reasoning(said)
+            written = answers.write(
+                writer.ids,
+                writer.messages,
+                said,
+                is_complete=turn.message.is_complete,
+                markup=markup,
+            )
+            writer.ledger = writer.ledger.copy(len(writer.ledger) - written.n_replaced)
+            writer.add_sampled(written.ids)
+            if not is_last:
                 more = [_plain(message) for message in self.turns[number + 1].before]
-                writer.add_messages(said, [*after, *more])
+                with _template_errors():
+                    writer.add_messages(said, [*after, *more])
         return writer.ledger
+
+
+@contextmanager
+def _template_errors() -> Generator[None]:
+    """Raise errors of the chat template as UnwritableAnswer."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except Exception as error:  # templates raise any type
+        raise UnwritableAnswer(
+            f"it rejects the messages ({error}); pass another template: "
+            'tokenizer_options={"chat_template": ...}'
+        ) from error
 
 
 def _turns(turns: Iterable[Any]) -> Iterator[_Turn]:
@@ -404,7 +522,7 @@ def _plain(message: Message) -> dict[str, JSON]:
     """Return a message as chat templates take it."""
     made: dict[str, JSON] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        made["tool_calls"] = [_raw_call(call) for call in message.tool_calls]
+        made["tool_calls"] = [_raw_call(call, place) for place, call in enumerate(message.tool_calls)]
         made["content"] = message.text
     if message.tool_call_id is not None:
         made["tool_call_id"] = message.tool_call_id
@@ -413,50 +531,20 @@ def _plain(message: Message) -> dict[str, JSON]:
     return made
 
 
-def _call(call_id: str, name: str, arguments: JSON) -> dict[str, JSON]:
+def _call(call_id: str, name: str, arguments: JSON) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _raw_call(call: Mapping[str, Any]) -> dict[str, JSON]:
+def _raw_call(call: Mapping[str, Any], place: int) -> dict[str, Any]:
     """Return a call of a message with its arguments as an object, if they can be read."""
     function = fields_of(call.get("function")) or call
     arguments: Any = function.get("arguments")
+    if arguments is None or arguments == "":  # servers write so if a tool has no arguments
+        arguments = {}
     if isinstance(arguments, str):
         try:
             found = read_json(arguments)
         except ValueError:
             found = None
         arguments = arguments if fields_of(found) is None else found
-    return _call(str(call.get("id", "")), str(function.get("name", "")), arguments)
-
-
-def _text_ids(turn: _Turn, encoder: ChatEncoder) -> list[int] | None:
-    """Return the ids of an answer that is text, and of the token that ends it."""
-    return _ended(turn, encoder, turn.message.text)
-
-
-def _ended(turn: _Turn, encoder: ChatEncoder, text: str) -> list[int] | None:
-    """Return the ids of a text and of the token that ends it; None if the text would end the answer."""
-    ids = encoder.encoder.encode_text(text)
-    if not set(encoder.stop_token_ids).isdisjoint(ids):
-        return None
-    return [*ids, *encoder.stop_token_ids[:1]] if turn.message.is_complete else ids
-
-
-def _structured_ids(
-    turn: _Turn, encoder: ChatEncoder, before: Sequence[Mapping[str, Any]]
-) -> list[int] | None:
-    """Return the ids of an answer as the chat template writes its calls and its reasoning."""
-    said = turn.answer()
-    if not turn.is_structured:
-        return _text_ids(turn, encoder)
-    head = encoder.template.render(before)
-    whole = encoder.template.render([*before, said])
-    end, rest = encoder.template.delta([*before, said], [], [])
-    tail = end + "".join(piece.text for piece in rest)
-    if not (whole.startswith(head) and whole.endswith(tail) and len(head) + len(tail) <= len(whole)):
-        raise ValueError(
-            "the chat template does not write an answer with calls or reasoning behind the prompt that asks "
-            'for it; pass another template: tokenizer_options={"chat_template": ...}'
-        )
-    return _ended(turn, encoder, whole[len(head) : len(whole) - len(tail)])
+    return _call(str(call.get("id") or f"call_{place}"), str(function.get("name", "")), arguments)

@@ -122,8 +122,12 @@ class ChatTemplate:
             known._tools, known._skeletons, known._narrowed = shown or None, {}, {}
         return known
 
-    def render(self, chat: Chat) -> str:
-        """Render a whole conversation, up to the header of the next answer.
+    def render(self, chat: Chat, *, prompts: bool = True) -> str:
+        """Render a whole conversation.
+
+        Args:
+            chat: The conversation.
+            prompts: Whether the header of the next answer follows.
 
         Raises:
             Exception: If the template rejects the conversation; templates raise any type.
@@ -131,7 +135,7 @@ class ChatTemplate:
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
             tools=self._tools,
-            add_generation_prompt=True,
+            add_generation_prompt=prompts,
             tokenize=False,
             **self._kwargs,
         )
