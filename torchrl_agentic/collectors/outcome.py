@@ -49,22 +49,36 @@ class Outcome:
         self._name, self._index = name, index
         self._origin = Origin(task.name, group, index)
         self._recording: Recording = Recording()
-        self._last_reward: float | None = None  # of the last turn
+        self._has_turns = False
+        self._of_turn = self._of_earlier = 0.0  # rewards of the last turn, and of those before
         self.tool_reward = 0.0
 
     def record(self, turn: Turn) -> None:
         """Add the reward of a turn, and pass both to the recorder."""
         hook = self._agent.hook
         if hook is not None:
-            if self._last_reward is None:
+            if not self._has_turns:
                 self._recording = hook.begin(self._name, self._index)
                 self._recording.set_origin(self._origin)
             self._recording.record_turn(turn)
-        reward = self._last_reward = sum(result.reward or 0.0 for result in turn.outcome.results)
+        reward = sum(result.reward or 0.0 for result in turn.outcome.results)
         self.tool_reward += reward
-        weighted = sum(one.calls * reward for one in self._agent.tool_rewards)
-        if weighted:
-            self._recording.add_reward(weighted)
+        self._has_turns = True
+        self._of_earlier, self._of_turn = self._of_earlier + self._of_turn, 0.0
+        self._add_to_turn(sum(one.calls * reward for one in self._agent.tool_rewards))
+
+    def record_reply(self, score: float) -> None:
+        """Add the score of a reply of the user to the reward of the last turn.
+
+        Args:
+            score: The score.
+        """
+        self._add_to_turn(sum(one.replies * score for one in self._agent.user_rewards))
+
+    def _add_to_turn(self, reward: float) -> None:
+        self._of_turn += reward
+        if self._of_turn:
+            self._recording.add_reward(self._of_turn)
 
     async def rewarded(self, trajectory: Trajectory) -> Trajectory:
         """Return a trajectory with the rewards of its tools, for its answer, and of the reward function.
@@ -135,12 +149,10 @@ class Outcome:
             n_recorded: Number of its messages that the turns contain.
         """
         agent, record = self._agent, self._agent.record
-        if agent.hook is None or self._last_reward is None:
+        if agent.hook is None or not self._has_turns:
             return
         if self._reward or agent.tool_rewards or agent.answer_rewards or agent.user_rewards:
-            of_turns = sum(one.calls * self.tool_reward for one in agent.tool_rewards)
-            of_last = sum(one.calls * self._last_reward for one in agent.tool_rewards)
-            self._recording.add_reward(of_last + trajectory.reward - of_turns)
+            self._recording.add_reward(trajectory.reward - self._of_earlier)
         self._recording.annotate(gts=self._task.truth)
         versions = set[int]() if trajectory.ledger is None else {*trajectory.ledger.versions} - {-1}
         self._recording.set_origin(

@@ -134,10 +134,7 @@ class TokenSpeaker:
             The injected messages as they were encoded: long results truncated, media replaced by text where
             the processor rejects it.
         """
-        room = self._writer.room(self._context_length)
-        if room is not None:
-            injected = [self._encoder.shorten(message, room) for message in injected]
-        heard = self._writer.add_messages(answer, injected).injected
+        heard = self._writer.add_messages(answer, injected, context_length=self._context_length).injected
         self._see_media(heard)
         return heard
 
@@ -159,8 +156,14 @@ class TokenSpeaker:
 
     @property
     def ledger(self) -> TokenLedger | None:
-        """The tokens of the trajectory; None if each prompt is rendered anew, which keeps no earlier ids."""
-        return None if self._encoder.use_inference_chat_template else self._writer.ledger
+        """The tokens of the trajectory, up to the bound.
+
+        None if each prompt is rendered anew, which keeps no earlier ids.
+        """
+        if self._encoder.use_inference_chat_template:
+            return None
+        room, ledger = self._writer.room(self._context_length), self._writer.ledger
+        return ledger.copy(len(ledger) + room) if room is not None and room < 0 else ledger
 
     @property
     def written(self) -> TokenLedger | None:

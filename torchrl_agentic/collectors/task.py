@@ -232,6 +232,11 @@ class Trajectory:
         return sum(status is Status.INFRA for status in found)
 
     @property
+    def stop_requested(self) -> bool:
+        """True if a tool asked for the end of the trajectory."""
+        return any(result.stop for _, result in self.calls)
+
+    @property
     def is_cut(self) -> bool:
         """True if its last answer was cut off by a bound."""
         return bool(self.turns) and not self.turns[-1].message.is_complete

@@ -482,6 +482,7 @@ class TrajectoryRun:
             found = await reply(session, self._user_name, messages)
             self._span("user", start, name=self._user_name)
             heard = UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
+            self._outcome.record_reply(found.score or 0.0)
             if found.text or not found.is_over:
                 text = self._agent.parser.control_escaper.escape(found.text)
                 said.append(StoredMessage({"role": users.role, "content": text}))

@@ -221,6 +221,8 @@ class _Hosted:
         error = self.task.exception()
         if error is None:
             found: Trajectory = self.task.result()
+            if found.ledger is not None:  # the same tokens as before, cut at the bound
+                self._ledger = found.ledger
             return Ended(name, self._news(found.ledger), found.final_reward, found.token_drift)
         sent = portable_error(error)
         if not isinstance(error, EngineFailed):

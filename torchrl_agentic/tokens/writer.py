@@ -361,12 +361,15 @@ class TokenWriter:
         if ids:
             self._last_sampled = ids[-1]
 
-    def add_messages(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> NextPrompt:
+    def add_messages(
+        self, answer: ChatMessage, injected: Sequence[ChatMessage], *, context_length: int | None = None
+    ) -> NextPrompt:
         """Append the messages that follow an answer, and the header of the next answer.
 
         Args:
             answer: The assistant's message that the sampled ids stand for.
             injected: Messages that follow it: tool results, a user's message.
+            context_length: As in `room`; what cannot fit is not encoded as a whole.
 
         Returns:
             The messages as they were encoded, and the size of the prompt.
@@ -374,6 +377,8 @@ class TokenWriter:
         Raises:
             ValueError: If the messages hold media that the model does not take.
         """
+        if (room := self.room(context_length)) is not None:
+            injected = [self.encoder.shorten(message, room) for message in injected]
         injected = tuple(self.encoder.fit(message) for message in injected)
         n_replaced = 0
         self.messages.append(answer)

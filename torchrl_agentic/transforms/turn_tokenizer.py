@@ -65,7 +65,8 @@ class TurnTokenizer(Transform):
     for each row, without TensorDict.
 
     A row whose next prompt would leave no room for an answer ends here, `truncated`, before the engine sees
-    that prompt. Put transforms that write rewards at the end of a trajectory behind this one.
+    that prompt; its tokens end at the bound. Put transforms that write rewards at the end of a trajectory
+    behind this one.
 
     Writes per row, of equal length T: ("tokens", "prompt"), int64; ("masks", "all_attention_mask"), bool, all
     true; ("ledger", "mask"), bool, true if the token was sampled; ("ledger", "sources"), int64, see
@@ -198,6 +199,8 @@ class TurnTokenizer(Transform):
                 drifts[index] = prompt.n_replaced
             elif done[index] or full[index]:
                 drifts[index] = self._count_drift(rows[index].ledger(), conversation, writer.tools)
+            if left is not None and left < 0:  # nothing is sampled behind what does not fit
+                rows[index] = rows[index].clipped(writer.size + left)
         self._write(next_tensordict, rows)
         if shortened:
             border.set_prompts(next_tensordict, afters)
@@ -255,7 +258,7 @@ class TurnTokenizer(Transform):
             )
         writer.add_sampled(root.response_ids, root.response_log_probs)
         answer, *injected = _chat(messages[n_before:])
-        prompt = writer.add_messages(answer, injected)
+        prompt = writer.add_messages(answer, injected, context_length=root.context_length)
         for place, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1):
             if new is not old:
                 after = after.replaced(place, {**messages[place], "content": new["content"]})
@@ -354,6 +357,12 @@ class _Row:
             TokenRow({"prompt": tokens}, lists),
             TokenRow({name: torch.cat([known[name], more[name]]) for name in LEDGER}),
         )
+
+    def clipped(self, size: int) -> _Row:
+        """Return the first tokens of the row."""
+        ids = self.tokens.ids("prompt")[:size]
+        prompt = TokenRow({"prompt": self.tokens.tensors["prompt"][:size]}, {"prompt": ids})
+        return _Row(prompt, TokenRow({name: one[:size] for name, one in self.sources.tensors.items()}))
 
     @property
     def ids(self) -> list[int]:
