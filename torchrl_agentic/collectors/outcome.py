@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.task import Task, Trajectory, lookup
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, check_reward
 from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records import Origin, Recording, TokenRecord
 
@@ -72,7 +71,7 @@ class Outcome:
 
         Raises:
             InfrastructureError: If the reward function raises it.
-            RewardError: If the reward function raises another error, or the reward is not finite.
+            RewardError: If the reward function raises another error, or the reward is not finite in float32.
         """
         of_tools = sum(
             one.calls * trajectory.tool_reward + one.trajectories * trajectory.final_reward
@@ -92,8 +91,16 @@ class Outcome:
                     raise
                 raise RewardError(f"the reward of {self._name}: {type(error).__name__}: {error}") from error
         reward = of_tools + added
-        if not math.isfinite(reward):  # it would spoil the advantages of its whole group
-            raise RewardError(f"the reward of {self._name} is {reward}; it must be finite")
+        parts = {
+            "reward": reward,
+            "tool_reward": trajectory.tool_reward,
+            "final_reward": trajectory.final_reward,
+        }
+        for name, value in parts.items():
+            try:
+                check_reward(name, value)  # it would spoil the advantages of its whole group
+            except ValueError as error:
+                raise RewardError(f"{self._name}: {error}") from None
         return replace(trajectory, reward=reward, score=score)
 
     def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:

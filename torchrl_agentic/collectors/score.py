@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torchrl_agentic.errors import check_reward
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.task import Trajectory
@@ -19,7 +20,7 @@ class Score:
     Functions that need no parts and no explanation return a number instead.
 
     Attributes:
-        value: The value; a reward must be finite.
+        value: The value; a reward must be finite, also in float32.
         answer: The answer that was read from the trajectory; None: none was found, or none was looked for.
         explanation: Why it has this value, in one line or more; "" if the value says it.
         parts: Values of which it is composed, by name, before their weights.
@@ -42,7 +43,7 @@ class Score:
 
         Raises:
             TypeError: If it is something else.
-            ValueError: If its value or a part is NaN or infinite.
+            ValueError: If its value or a part is NaN, infinite, or larger than float32 can hold.
         """
         if isinstance(value, cls):
             score = value
@@ -55,8 +56,7 @@ class Score:
                 kind = type(value).__name__
                 raise TypeError(f"a reward is a number, a bool or a Score; got {kind}: {error}") from error
         for name, number in (("a score", score.value), *score.parts.items()):
-            if not math.isfinite(number):
-                raise ValueError(f"{name} must be finite; got {number}")
+            check_reward(name, number)
         return score
 
 
@@ -81,7 +81,7 @@ async def score_with(
 
     Raises:
         TypeError: If the scorer returns no number.
-        ValueError: If the number is NaN or infinite.
+        ValueError: If the number is NaN, infinite, or larger than float32 can hold.
     """
     found: Any
     if is_async(scorer):
