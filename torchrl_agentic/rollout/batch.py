@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 Steps = TensorDictBase | Sequence[TensorDictBase]
 _TURN = (specs.KEY, "turn")
+_GROUP = ("collector", "group")
 
 
 def trajectory_batch(
@@ -81,13 +83,14 @@ def group_batches(
         key: Column that all trajectories of a group share, and no other group that runs.
 
     Yields:
-        The rows of `trajectory_batch` with "reward" and "advantage", float32, [1, 1] each, group by group, as
-        `group_advantage` computes it.
+        The rows of `trajectory_batch`, group by group, with "reward" and "advantage", float32, [1, 1] each,
+        as `group_advantage` computes it, and ("collector", "group"), int64, [1], the number of the group.
 
     Raises:
-        ValueError: If the steps have no rewards.
+        ValueError: If the steps have no rewards, or one is not finite in float32.
     """
     begun: dict[Any, list[TensorDictBase]] = {}
+    numbers = itertools.count()
     whole: list[TensorDictBase] = []
     for some in steps:
         if not finished(some):
@@ -98,7 +101,8 @@ def group_batches(
             name = str(row[key])
             begun.setdefault(name, []).append(row.set("reward", row["next", "reward"]))
             if len(begun[name]) == group_size:
-                whole += begun.pop(name)
+                number = next(numbers)
+                whole += (one.set(_GROUP, torch.tensor([number])) for one in begun.pop(name))
         while len(whole) >= group_size * groups_per_batch:
             batch = whole[: group_size * groups_per_batch]
             whole = whole[len(batch) :]
