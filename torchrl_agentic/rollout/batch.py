@@ -14,6 +14,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 
 from torchrl_agentic.collectors.batching import group_advantage, ledger_row
+from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -84,13 +85,16 @@ def group_batches(
 
     Yields:
         The rows of `trajectory_batch`, group by group, with "reward" and "advantage", float32, [1, 1] each,
-        as `group_advantage` computes it, and ("collector", "group"), int64, [1], the number of the group.
+        as `group_advantage` computes it, and ("collector", "group"), int64, [1], the number of the group. If
+        the collector has the policy of `agent_policy`, ("collector", "temperature"), float32, [1].
 
     Raises:
         ValueError: If the steps have no rewards, or one is not finite in float32.
     """
     begun: dict[Any, list[TensorDictBase]] = {}
     numbers = itertools.count()
+    sampling = sampling_of(getattr(steps, "policy", None))
+    warn_of_bias(sampling)
     whole: list[TensorDictBase] = []
     for some in steps:
         if not finished(some):
@@ -109,6 +113,8 @@ def group_batches(
             advantages = group_advantage(torch.stack([row["reward"] for row in batch]), group_size)
             for row, advantage in zip(batch, advantages, strict=True):
                 row.set("advantage", advantage)
+                if sampling is not None:
+                    row.set(TEMPERATURE, torch.tensor([sampling.temperature]))
             yield LazyStackedTensorDict(*batch, stack_dim=0)
 
 
