@@ -1,6 +1,7 @@
 """The engine over a transformers model keeps the contract and samples what the model samples."""
 
 import asyncio
+import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic.engines import Sampled, TransformersEngine
@@ -39,6 +41,12 @@ class TestGreedy(EngineContract):
     stop_ids = (TOKENIZER.eos_token_id,)
     min_tokens = 5
     too_long = (5,) * CONTEXT
+    other_weights = (
+        copy.deepcopy(MODEL),
+        copy.deepcopy(MODEL).state_dict(),
+        TensorDict.from_module(copy.deepcopy(MODEL)),
+        lambda model: model.load_state_dict(copy.deepcopy(MODEL).state_dict()),
+    )
 
     async def make(self) -> TransformersEngine:
         return TransformersEngine(MODEL, TOKENIZER, temperature=0, max_concurrent=4)
@@ -336,10 +344,13 @@ async def test_log_probs_are_those_among_the_tokens_that_top_k_and_top_p_leave()
         await engine.close()
 
 
-async def test_tokens_after_an_update_are_of_the_new_weights():
+@pytest.mark.parametrize("form", ["module", "state dict"])
+async def test_tokens_after_an_update_are_of_the_new_weights(form: str):
     """The answer aborts in the middle; its two parts are those of the two models, without stale keys."""
     old, new = _random_model(0), _random_model(1)
-    weights = {name: value.clone() for name, value in new.state_dict().items()}
+    weights: Any = new
+    if form == "state dict":
+        weights = {name: value.clone() for name, value in new.state_dict().items()}
     engine = TransformersEngine(old, WORDS, temperature=0)
     (prompt,) = _prompts([30])
     before = _generated(old, WORDS, prompt, 150)

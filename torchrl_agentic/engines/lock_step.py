@@ -142,8 +142,8 @@ class LockStep(Engine):
         """Load weights after the batch that runs.
 
         Args:
-            weights: A state dict of the policy, a TensorDict, a function that is called with the policy, or
-                what `load` takes; None keeps the weights.
+            weights: A state dict of the policy, a TensorDict, another policy with the same names, a function
+                that is called with the policy, or what `load` takes; None keeps the weights.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 

@@ -139,9 +139,9 @@ class TransformersEngine(Engine):
         """Abort the requests that run and load weights, between two steps.
 
         Args:
-            weights: A state dict of the model; a TensorDict; a function that is called with the model, on the
-                thread that runs it, such as one that runs `optimizer.step()`; or None if the model was
-                changed in place while no request ran.
+            weights: A state dict of the model; a TensorDict; another model with the same names; a function
+                that is called with the model, on the thread that runs it, such as one that runs
+                `optimizer.step()`; or None if the model was changed in place while no request ran.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 
