@@ -30,7 +30,7 @@ import pydantic
 import torch
 import yaml
 from pydantic import PositiveInt
-from tensordict import TensorDictBase, lazy_stack
+from tensordict import TensorDictBase
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torchrl.checkpoint import GlobalRNGState
@@ -88,11 +88,12 @@ class Settings(pydantic.BaseModel):
     train: str  # data sets, as `load_tasks` reads them
     test: str
     system_prompt: str | None = None
-    max_prompt_tokens: int | None = None  # longer prompts are left out
+    max_prompt_tokens: PositiveInt | None = None  # longer prompts are left out; None: by the engine's context
     parser: str = "hermes"
     collector: Literal["agent", "llm"] = "agent"  # AgentCollector, or TorchRL's LLMCollector in lock-step
     engine: Literal["transformers", "vllm"] = "transformers"
     engine_args: dict[str, Any] = {}
+    temperature: pydantic.PositiveFloat = 1.0  # of the policy, when it samples and in the loss
     max_turns: PositiveInt = 8
     max_new_tokens: PositiveInt = 512
     steps: PositiveInt = 100
@@ -160,15 +161,38 @@ def engines_of(settings: Settings, model: Any, tokenizer: Any) -> tuple[Any, Any
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         args = {"dtype": settings.dtype, "seed": seed, **settings.engine_args}
-        engine = VLLMEngine.from_model(folder, tokenizer=tokenizer, engine_args=args)
+        options = {"engine_args": args, "temperature": settings.temperature}
+        engine = VLLMEngine.from_model(folder, tokenizer=tokenizer, **options)
         return engine, VLLMEngine(engine.llm, tokenizer=tokenizer, temperature=0.0)
     exact = {"max_concurrent": 1, "prefix_cache_tokens": 0} if settings.deterministic else {}
-    copied, options = copy.deepcopy(model), {**exact, **settings.engine_args}
+    copied, options = copy.deepcopy(model), {"temperature": settings.temperature, **exact}
+    options |= settings.engine_args
     engine = TransformersEngine(copied, tokenizer, seed=seed, **options)
     # Keys and values of old prompts would be those of old weights.
-    return engine, TransformersEngine(
-        copied, tokenizer, temperature=0.0, **{**options, "prefix_cache_tokens": 0}
-    )
+    greedy = {**options, "temperature": 0.0, "prefix_cache_tokens": 0}
+    return engine, TransformersEngine(copied, tokenizer, **greedy)
+
+
+def longest_prompt(settings: Settings, engine: Any) -> int | None:
+    """Return the bound on prompts: by default what leaves room for an answer in the context of the engine."""
+    context = engine.context_length
+    if settings.max_prompt_tokens is not None or context is None:
+        return settings.max_prompt_tokens
+    return context - min(settings.max_new_tokens, context // 2)
+
+
+def sampled_tokens(batch: TensorDictBase) -> int:
+    """Return the number of tokens that the loss counts: those that were sampled, with a log-probability."""
+    counted = (row["masks", "all_assistant_mask"] & row["log_probs", "full"].isfinite() for row in batch)
+    return sum(int(one.sum()) for one in counted)
+
+
+def sum_over_processes(count: int, device: torch.device) -> int:
+    """Return the sum of the numbers of all processes, all of which call this."""
+    total = torch.tensor(count, device=device)
+    if WORLD > 1:
+        distributed.all_reduce(total)
+    return int(total)
 
 
 class Learner:
@@ -176,7 +200,8 @@ class Learner:
 
     def __init__(self, settings: Settings, model: Any, tokenizer: Any) -> None:
         self.settings, self.model = settings, model
-        self.reference = training_policy(copy.deepcopy(model), tokenizer) if settings.kl else None
+        options = {"temperature": settings.temperature}
+        self.reference = training_policy(copy.deepcopy(model), tokenizer, **options) if settings.kl else None
         if WORLD > 1:
             for layer in model.model.layers:
                 fully_shard(layer)
@@ -184,8 +209,9 @@ class Learner:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
         self.scheduler = get_constant_schedule_with_warmup(self.optimizer, settings.warmup)
         self.loss = GRPOLoss(
-            training_policy(model, tokenizer),
+            training_policy(model, tokenizer, **options),
             masking_strategy="rlhf",
+            aggregation="none",  # `learn` divides by the tokens of an optimizer step
             clip_epsilon=settings.clip,
             kl_to_ref_coeff=settings.kl or None,
             entropy_bonus=False,
@@ -197,35 +223,47 @@ class Learner:
         )
 
     def learn(self, batch: TensorDictBase) -> dict[str, float]:
-        """Take the optimizer steps of a batch; return the means of what the loss reports."""
+        """Take the optimizer steps of a batch; return the means over its tokens of what the loss reports.
+
+        The loss of a step is the sum over its sampled tokens, divided by their number in all forward passes
+        and processes, however they are split. Groups with equal rewards count: leaving them out would make
+        the steps of a batch larger, the fewer of its groups teach something.
+        """
+        settings, device = self.settings, self.model.device
         if self.reference is not None:
             with torch.no_grad():
-                known = self.reference(batch.select("tokens", "masks").to(self.model.device))
+                known = self.reference(batch.select("tokens", "masks").to(device))
             for row, other in zip(batch.tensordicts, known.tensordicts, strict=True):
                 row["next", "ref_log_probs", "full"] = other["log_probs", "full"].cpu()
-        rows = batch.tensordicts
-        if WORLD == 1:  # equal rewards teach nothing; with FSDP, all processes take equally many steps
-            rows = [row for row in rows if row["advantage"].any()]
-        figures: dict[str, list[float]] = defaultdict(list)
         self.buffer.empty()
-        if rows:
-            self.buffer.extend(lazy_stack(rows))
-        minibatches = [one for _ in range(self.settings.epochs if rows else 0) for one in self.buffer]
-        for start in range(0, len(minibatches), self.settings.accumulate):
-            accumulated = minibatches[start : start + self.settings.accumulate]
-            for minibatch in accumulated:
-                found = self.loss(minibatch.to(self.model.device))
-                total = found.loss_objective + (found.loss_kl_to_ref if self.settings.kl else 0.0)
-                (total / len(accumulated)).backward()
-                for name in ("loss_objective", "kl_approx", "kl_to_ref", "clip_fraction", "ESS"):
+        self.buffer.extend(batch)
+        minibatches = [one for _ in range(settings.epochs) for one in self.buffer]
+        sums: dict[str, float] = defaultdict(float)
+        norms: list[float] = []
+        for start in range(0, len(minibatches), settings.accumulate):
+            passes = minibatches[start : start + settings.accumulate]
+            n_tokens = sum_over_processes(sum(map(sampled_tokens, passes)), device)
+            for minibatch in passes:
+                found = self.loss(minibatch.to(device))
+                n_padded = found.loss_objective.numel()  # TorchRL averages other figures over these
+                total = found.loss_objective.sum()
+                if settings.kl:
+                    total = total + found.loss_kl_to_ref * n_padded
+                # FSDP averages the gradients of the processes.
+                (total * WORLD / max(n_tokens, 1)).backward()
+                sums["loss_objective"] += found.loss_objective.sum().item()
+                for name in ("kl_approx", "kl_to_ref", "clip_fraction"):
                     if (value := getattr(found, name, None)) is not None:
-                        figures[name].append(value.item())
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_norm)
-            figures["gradient_norm"].append(float(norm))
+                        sums[name] += value.item() * n_padded
+                if n := sampled_tokens(minibatch):
+                    sums["ESS"] += found.ESS.item() * n
+            norms.append(float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_norm)))
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
-        return {f"loss/{name}": sum(values) / len(values) for name, values in figures.items()}
+        n_tokens = max(sum(map(sampled_tokens, minibatches)), 1)
+        means = {f"loss/{name}": value / n_tokens for name, value in sums.items()}
+        return {**means, "loss/gradient_norm": sum(norms) / len(norms)}
 
 
 def lock_step(
@@ -240,7 +278,8 @@ def lock_step(
     grade = AnswerRewardTransform(lambda answer, truth: answer_reward(answer, truth) > 0)
     for transform in (compose, ending, turns, grade, RecordTransform(tokens=True), InitTracker()):
         env.append_transform(transform)
-    policy = agent_policy(model, tokenizer, max_new_tokens=settings.max_new_tokens)
+    options = {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+    policy = agent_policy(model, tokenizer, **options)
     collector = LLMCollector(
         env, policy=policy, dialog_turns_per_batch=size, yield_completed_trajectories=True
     )
@@ -270,11 +309,11 @@ def train(settings: Settings, *, resume: bool) -> None:
         learner = Learner(settings, model, tokenizer)
         recorder = Recorder(settings.out / "trajectories", run=settings.out.name)
         offered = agent(settings)[0]
-        prompts = {"system_prompt": settings.system_prompt, "max_prompt_tokens": settings.max_prompt_tokens}
-        tasks = load_tasks(settings.train, tokenizer=tokenizer, tools=offered, **prompts)
+        prompts = {"system_prompt": settings.system_prompt}
+        bound = {"max_prompt_tokens": longest_prompt(settings, engine), "tokenizer": tokenizer}
+        tasks = load_tasks(settings.train, tools=offered, **prompts, **bound)
         stream = TaskStream(tasks[RANK::WORLD], seed=settings.seed)
-        prompts = {"system_prompt": settings.system_prompt, "limit": settings.evaluate_tasks}
-        held_out = load_tasks(settings.test, **prompts)
+        held_out = load_tasks(settings.test, limit=settings.evaluate_tasks, **prompts)
         held_out = held_out[RANK : len(held_out) // WORLD * WORLD : WORLD]  # each process has as many
         if not held_out:
             raise ValueError(f"{settings.test} has fewer tasks than there are processes ({WORLD})")

@@ -71,6 +71,7 @@ SLOW = (
     "collectors/test_ray_workers.py",
     "test_examples.py",
     "test_grpo_example.py",
+    "test_grpo_gradients.py",
     "transforms/test_hazards.py",
     "transforms/test_consumers_torchrl.py",
     "transforms/test_turn_costs.py",

@@ -12,6 +12,9 @@ from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T")
 
+LARGEST_REWARD = 3.4028234663852886e38
+"""The largest number of float32, the type of rewards in batches."""
+
 
 class ToolError(Exception):
     """Error of a tool that the model can correct, such as a query without matches.
@@ -160,6 +163,23 @@ def check_count(name: str, value: Any, *, optional: bool = True, least: int = 1)
         raise TypeError(f"{name} is a whole number of {least} or more{or_none}; got {_described(value)}")
     if not (least <= value < math.inf and value % 1 == 0):
         raise ValueError(f"{name} must be {least} or more, and whole{or_none}; got {value}")
+
+
+def check_reward(name: str, value: float) -> None:
+    """Check that a reward fits the float32 columns of a batch, where a larger one would be infinite.
+
+    Args:
+        name: What the number is, for the message.
+        value: The number.
+
+    Raises:
+        ValueError: If `value` is NaN, infinite, or larger than float32 can hold.
+    """
+    if not abs(value) <= LARGEST_REWARD:  # refuses NaN too
+        raise ValueError(
+            f"{name} must be finite and at most {LARGEST_REWARD:.5g} in size, because batches hold float32; "
+            f"got {value}"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import pydantic_core
 
-from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError, check_reward
 from torchrl_agentic.text import MAX_INT_BITS
 
 JSON: TypeAlias = Any
@@ -444,10 +444,6 @@ def _with_reward(result: ToolResult, reward: Any, metrics: Any) -> ToolResult:
     )
 
 
-LARGEST_REWARD = 3.4028234663852886e38
-"""Largest finite number of float32, in which batches hold rewards."""
-
-
 def as_number(value: Any, what: str = "a reward") -> float:
     """Return a reward or a score as a float.
 
@@ -478,11 +474,10 @@ def finite_number(value: Any, what: str = "a reward") -> float:
 
     Raises:
         TypeError: If it is not a number.
-        ValueError: If it is NaN, infinite, or above `LARGEST_REWARD` in size.
+        ValueError: If it is NaN, infinite, or larger than float32 can hold.
     """
     number = as_number(value, what)
-    if not abs(number) <= LARGEST_REWARD:
-        raise ValueError(f"{what} must be finite, and at most {LARGEST_REWARD:.3g} in size; got {number}")
+    check_reward(what, number)
     return number
 
 

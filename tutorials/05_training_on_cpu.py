@@ -45,7 +45,8 @@ print(turns.template.method, turns.template.appends)
 # A group consists of several answers to one question, which GRPO compares with each other. `rollout` runs
 # one trajectory per task over an engine, and returns conversations with their ledgers.
 
-engine = TransformersEngine(model, tokenizer, temperature=1.3, seed=0)
+TEMPERATURE = 1.3
+engine = TransformersEngine(model, tokenizer, temperature=TEMPERATURE, seed=0)
 asked = [one for one in tiny_questions(2, seed=3) for _ in range(4)]
 tasks = tasks_of(asked, "You solve problems with a Python tool.")
 found = rollout(transforms, engine, tokenizer, tasks, max_turns=4, max_new_tokens=48)
@@ -64,7 +65,7 @@ print(found[0].ledger)
 
 batch = trajectory_batch([one.ledger for one in found])
 with torch.no_grad():
-    again = training_policy(model, tokenizer)(batch.copy())
+    again = training_policy(model, tokenizer, temperature=TEMPERATURE)(batch.copy())
 row, other = batch[0], again[0]
 sampled = row["masks", "all_assistant_mask"]
 print(f"{int(sampled.sum())} of {len(sampled)} tokens were sampled")
@@ -82,7 +83,9 @@ assert difference < 1e-4
 rewards = torch.tensor([answer_reward(one.answer, q["answer"]) for one, q in zip(found, asked, strict=True)])
 for row, advantage in zip(batch.tensordicts, group_advantage(rewards, 4), strict=True):
     row["advantage"] = advantage
-loss = GRPOLoss(training_policy(model, tokenizer), masking_strategy="rlhf", entropy_bonus=False)
+loss = GRPOLoss(
+    training_policy(model, tokenizer, temperature=TEMPERATURE), masking_strategy="rlhf", entropy_bonus=False
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
 objective = loss(lazy_stack(batch.tensordicts)).loss_objective
 objective.backward()

@@ -50,7 +50,8 @@ def reward(trajectory: Trajectory) -> float:
 # in this process; `VLLMEngine` and `HTTPEngine` take its place without another change.
 
 trained, tokenizer = load_tiny()
-engine = TransformersEngine(copy.deepcopy(trained), tokenizer, temperature=1.3, seed=0)
+TEMPERATURE = 1.3
+engine = TransformersEngine(copy.deepcopy(trained), tokenizer, temperature=TEMPERATURE, seed=0)
 
 # %%
 # The collector
@@ -81,7 +82,9 @@ collector = AgentCollector(
 # the advantage within its group. `update_policy_weights_` aborts the answers that the engine is sampling;
 # they continue under the new weights, and each token keeps the version that sampled it.
 
-loss_fn = GRPOLoss(training_policy(trained, tokenizer), masking_strategy="rlhf", entropy_bonus=False)
+loss_fn = GRPOLoss(
+    training_policy(trained, tokenizer, temperature=TEMPERATURE), masking_strategy="rlhf", entropy_bonus=False
+)
 optimizer = torch.optim.AdamW(trained.parameters(), lr=2e-4)
 rows = []
 for number, batch in enumerate(collector):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 from helpers.collector_worlds import (
@@ -14,8 +15,8 @@ from helpers.collector_worlds import (
     tokenizer,
 )
 
-from torchrl_agentic import Task, ToolCompose
-from torchrl_agentic.collectors import CollectorError
+from torchrl_agentic import Task, ToolCompose, ToolResult
+from torchrl_agentic.collectors import CollectorError, Score
 from torchrl_agentic.engines import Sampled
 from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.testing import run_skipping
@@ -157,11 +158,25 @@ def raises(trajectory):
         (lambda _: "1.0", "a reward is a number"),
         (lambda _: float("nan"), "finite"),
         (lambda _: float("inf"), "finite"),
+        (lambda _: 1e39, r"must be finite and at most 3\.4028e\+38 in size"),
+        (
+            lambda _: Score(0.0, parts={"perplexity": 1e39}),
+            r"perplexity must be finite and at most 3\.4028e\+38",
+        ),
     ],
 )
 def test_a_reward_that_is_no_number_is_a_failure_of_the_reward(reward, message):
     with pytest.raises(CollectorError, match=message):
         run(tasks=1, reward=reward, on_failure="raise")
+
+
+def test_tool_rewards_that_float32_cannot_hold_are_a_failure_of_the_reward():
+    class Rich(CountedTool):
+        async def run(self, arguments, context):
+            return replace(ToolResult.from_text(await super().run(arguments, context)), reward=3e38)
+
+    with pytest.raises(CollectorError, match=r"tool_reward must be finite and at most 3\.4028e\+38 in size"):
+        run(WildEngine(looks(2)), tools=[Rich()], tasks=1, on_failure="raise")
 
 
 def test_one_failure_of_each_kind_is_replaced_and_told_apart():

@@ -89,10 +89,19 @@ def test_other_values_are_no_scores(value):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), Score(float("nan")), Score(0.0, parts={"x": float("inf")})]
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        1e39,
+        Score(float("nan")),
+        Score(-1e39),
+        Score(0.0, parts={"x": float("inf")}),
+        Score(0.0, parts={"perplexity": 1e39}),
+    ],
 )
-def test_scores_are_finite(value):
-    with pytest.raises(ValueError, match="must be finite"):
+def test_scores_are_finite_in_float32(value):
+    with pytest.raises(ValueError, match=r"must be finite and at most 3\.4028e\+38 in size"):
         Score.of(value)
 
 

@@ -56,16 +56,45 @@ def test_siblings_add_up_to_zero_and_ways_to_the_advantage_of_their_reward(rewar
         assert total * (spread or 1.0) == pytest.approx(reward - values[()], abs=1e-5)
 
 
-@given(trees(rewards=st.just(0.1)))
-def test_equal_rewards_teach_nothing(rewards):
+LARGEST = torch.finfo(torch.float32).max
+FINITE = st.floats(-LARGEST, LARGEST)
+
+
+@given(st.data(), FINITE)
+def test_equal_rewards_have_no_advantage_in_a_tree(data, reward):
+    rewards = data.draw(trees(rewards=st.just(reward)))
     assert set(tree_advantage(rewards).values()) == {0.0}
+    assert set(tree_advantage(rewards, eps=0.0).values()) == {0.0}
+
+
+@given(FINITE, st.integers(1, 64), st.integers(1, 3), st.sampled_from([torch.float32, torch.float64]))
+def test_equal_rewards_have_no_advantage_in_a_group(reward, size, groups, dtype):
+    rewards = torch.full((groups * size,), reward, dtype=dtype)
+    assert not group_advantage(rewards, size).any()
+
+
+@given(st.lists(FINITE, min_size=2, max_size=16))
+def test_advantages_of_a_group_are_finite_and_say_whether_its_rewards_differ(rewards):
+    found = group_advantage(torch.tensor(rewards, dtype=torch.float64), len(rewards))
+    assert found.isfinite().all()
+    assert found.abs().max() <= math.sqrt(len(rewards)) + 1e-3
+    if max(rewards) - min(rewards) > 1e-30:
+        assert found.any()
+
+
+@pytest.mark.parametrize("reward", [1e39, -1e39, math.inf, math.nan])
+def test_a_reward_that_a_batch_cannot_hold_is_refused_with_the_bound(reward):
+    with pytest.raises(ValueError, match=r"at most 3\.4028e\+38 in size.*float32; got"):
+        group_advantage(torch.tensor([0.0, reward], dtype=torch.float64), 2)
+    with pytest.raises(ValueError, match=r"at most 3\.4028e\+38"):
+        tree_advantage({(0,): 0.0, (1,): reward})
 
 
 @given(st.lists(REWARDS, min_size=1, max_size=8))
 def test_without_forks_it_is_the_advantage_of_the_group(rewards):
     wanted = group_advantage(torch.tensor(rewards, dtype=torch.float64), len(rewards)).flatten().tolist()
     found = tree_advantage({(number,): reward for number, reward in enumerate(rewards)})
-    assert [found[(number,)] for number in range(len(rewards))] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+    assert [found[(number,)] for number in range(len(rewards))] == pytest.approx(wanted, rel=1e-6)
 
 
 @given(trees())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fakes.token_server import STOP, TokenServer, answer_of
 from fakes.web import page, raw, stalling
+from tensordict import TensorDict
 
 from torchrl_agentic.engines import EnginePressure, HTTPEngine
 from torchrl_agentic.errors import InfrastructureError
@@ -42,7 +43,16 @@ def engine_of(server, **options):
     )
 
 
+class Model(torch.nn.Module):
+    """A module with the weights of a checkpoint, which no engine may call."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(2)})
+
+
 class HTTPEngineContract(EngineContract):
+    other_weights = (Model(), TensorDict(WEIGHTS), list(WEIGHTS.items()))
     prompts: ClassVar = [[5, 6, 7, 8], [5, 6, 7, 9], [1, 3, 4, 5]]
     stop_ids: ClassVar = {STOP}
     max_tokens = 32

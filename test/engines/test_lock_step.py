@@ -1,6 +1,7 @@
 """Any TorchRL policy is an engine: its batches, its answers, its errors."""
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,6 +40,10 @@ class TestAgentPolicy(EngineContract):
     stop_ids = (TOKENIZER.eos_token_id,)
     min_tokens = 5
     too_long = (5,) * CONTEXT
+    other_weights = (
+        agent_policy(copy.deepcopy(MODEL), TOKENIZER),
+        lambda policy: policy.load_state_dict(policy.state_dict()),
+    )
 
     async def make(self) -> LockStep:
         policy = agent_policy(MODEL, TOKENIZER, max_new_tokens=64, temperature=0)

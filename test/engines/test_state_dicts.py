@@ -1,11 +1,11 @@
-"""Weights are loaded from state dicts, TensorDicts and functions."""
+"""Weights are loaded from state dicts, TensorDicts, modules and functions."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictParams
 
 from torchrl_agentic.engines.state_dicts import load_weights
 
@@ -19,6 +19,8 @@ FORMS: dict[str, Callable[[torch.nn.Module], Any]] = {
     "state dict": lambda source: source.state_dict(),
     "TensorDict": TensorDict.from_module,
     "flat TensorDict": lambda source: TensorDict(source.state_dict()),
+    "parameters as a TensorDict": lambda source: TensorDictParams(TensorDict.from_module(source)),
+    "module": lambda source: source,
     "function": lambda source: lambda module: module.load_state_dict(source.state_dict()),
 }
 
@@ -31,6 +33,16 @@ def test_a_module_gets_the_weights(form: str):
     for name, value in source.state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
     assert all(mine is before for mine, before in zip(module.parameters(), parameters, strict=True))
+
+
+def test_buffers_that_a_module_computes_are_not_loaded():
+    module, source = _module(0), _module(1)
+    for one in (module, source):
+        one.register_buffer("frequencies", torch.arange(3.0), persistent=False)
+    source.get_buffer("frequencies").zero_()
+    load_weights(module, TensorDict.from_module(source))
+    assert torch.equal(module.state_dict()["0.weight"], source.state_dict()["0.weight"])
+    assert module.get_buffer("frequencies").tolist() == [0.0, 1.0, 2.0]
 
 
 def test_none_keeps_the_weights():

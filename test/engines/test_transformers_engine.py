@@ -1,6 +1,7 @@
 """The engine over a transformers model keeps the contract and samples what the model samples."""
 
 import asyncio
+import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -8,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic.engines import Sampled, TransformersEngine
+from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract, byte_tokenizer, load_tiny, tiny_questions
 
@@ -38,6 +41,12 @@ class TestGreedy(EngineContract):
     stop_ids = (TOKENIZER.eos_token_id,)
     min_tokens = 5
     too_long = (5,) * CONTEXT
+    other_weights = (
+        copy.deepcopy(MODEL),
+        copy.deepcopy(MODEL).state_dict(),
+        TensorDict.from_module(copy.deepcopy(MODEL)),
+        lambda model: model.load_state_dict(copy.deepcopy(MODEL).state_dict()),
+    )
 
     async def make(self) -> TransformersEngine:
         return TransformersEngine(MODEL, TOKENIZER, temperature=0, max_concurrent=4)
@@ -89,11 +98,14 @@ def _generated(model: Any, tokenizer: Any, prompt: Sequence[int], max_tokens: in
     return found[0, len(prompt) :].tolist()
 
 
-def _log_probs(model: Any, prompt: Sequence[int], ids: Sequence[int]) -> list[float]:
+def _log_probs(
+    model: Any, prompt: Sequence[int], ids: Sequence[int], *, temperature: float = 1.0
+) -> list[float]:
     """Return the log-probabilities of an answer in one pass over all tokens."""
     whole = torch.tensor([[*prompt, *ids]])
     with torch.no_grad():
-        known = model(whole).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        logits = model(whole).logits[0, len(prompt) - 1 : -1].float()
+    known = (logits / temperature).log_softmax(-1)
     return known.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1).tolist()
 
 
@@ -309,19 +321,36 @@ async def test_top_k_and_top_p_leave_the_most_likely_tokens():
     assert counts.most_common(1)[0][0] in order[:2]
 
 
-async def test_log_probs_ignore_the_sampling_temperature():
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+async def test_log_probs_are_those_at_the_sampling_temperature(temperature: float):
     model = _random_model()
-    engine = TransformersEngine(model, WORDS, temperature=0.5, top_k=5, seed=0)
+    engine = TransformersEngine(model, WORDS, temperature=temperature, seed=0)
     (prompt,) = _prompts([12])
     found = await engine.sample(prompt, max_tokens=20, key="a")
-    assert found.log_probs == pytest.approx(_log_probs(model, prompt, found.ids), abs=1e-4)
+    expected = _log_probs(model, prompt, found.ids, temperature=temperature)
+    assert found.log_probs == pytest.approx(expected, abs=2e-5)
+    assert engine.sampling == Sampling(temperature, temperature)
     await engine.close()
 
 
-async def test_tokens_after_an_update_are_of_the_new_weights():
+async def test_log_probs_are_those_among_the_tokens_that_top_k_and_top_p_leave():
+    options: dict[str, Any]
+    for options in ({"top_k": 1}, {"top_p": 1e-6, "temperature": 2.0}):  # one token is left: it is certain
+        engine = TransformersEngine(_random_model(), WORDS, **options, seed=0)
+        (prompt,) = _prompts([12])
+        found = await engine.sample(prompt, max_tokens=20, key="a")
+        assert found.log_probs == [0.0] * 20
+        assert engine.sampling.others
+        await engine.close()
+
+
+@pytest.mark.parametrize("form", ["module", "state dict"])
+async def test_tokens_after_an_update_are_of_the_new_weights(form: str):
     """The answer aborts in the middle; its two parts are those of the two models, without stale keys."""
     old, new = _random_model(0), _random_model(1)
-    weights = {name: value.clone() for name, value in new.state_dict().items()}
+    weights: Any = new
+    if form == "state dict":
+        weights = {name: value.clone() for name, value in new.state_dict().items()}
     engine = TransformersEngine(old, WORDS, temperature=0)
     (prompt,) = _prompts([30])
     before = _generated(old, WORDS, prompt, 150)

@@ -10,7 +10,7 @@ import torch
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from tensordict import TensorDict
 
-from torchrl_agentic.engines import VLLMEngine
+from torchrl_agentic.engines import Sampling, VLLMEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.parsers.base import specs_of
@@ -91,12 +91,14 @@ async def engine(llm):
 
 
 @on_loop
-async def test_log_probs_are_those_of_the_model_whatever_the_temperature(llm):
+async def test_log_probs_are_those_at_the_sampling_temperature(llm):
     engine = VLLMEngine(llm, tokenizer=TOKENIZER, temperature=1.7)
+    assert engine.sampling == Sampling(1.7, 1.7)
     found = await asyncio.gather(
         *(engine.sample(prompt, max_tokens=64, key=str(n)) for n, prompt in enumerate(PROMPTS))
     )
-    gaps = [gap(MODEL, prompt, one) for prompt, one in zip(PROMPTS, found, strict=True)]
+    pairs = zip(PROMPTS, found, strict=True)
+    gaps = [gap(MODEL, prompt, one, temperature=1.7) for prompt, one in pairs]
     print(f"max |Δ log-prob|: {max(gaps):.1e}")
     assert max(gaps) < 1e-3
     assert min(min(one.log_probs) for one in found) < -1

@@ -285,10 +285,34 @@ def test_whole_groups_leave_a_collector_of_torchrl_as_batches(tokenizer):
         assert batch["advantage"].tolist() == group_advantage(batch["reward"], GROUP).tolist()
         assert batch["advantage"].any()
         assert trained(model, tokenizer, batch, "rlhf") > 0
+        assert batch["collector", "group"].flatten().tolist() == [0] * GROUP + [1] * GROUP
         metrics = batch_metrics(batch)
         assert metrics["reward/mean"] == pytest.approx(batch["reward"].mean().item())
         assert metrics["groups/mixed"] == 1.0
         assert metrics["tokens/sampled"] == batch["masks", "all_assistant_mask"].sum().item() / len(batch)
+
+
+@pytest.mark.parametrize("right", [1.0, 0.7, 1234.56])
+def test_equal_rewards_of_a_collector_of_torchrl_have_no_advantages(tokenizer, right):
+    rewards = AnswerRewardTransform(lambda answer, truth: True, right=right)
+    collector = collector_of(tokenizer, small_model(tokenizer), [rewards], yield_completed_trajectories=True)
+    try:
+        batch = next(group_batches(collector, group_size=GROUP))
+    finally:
+        collector.shutdown()
+    assert batch["reward"].flatten().tolist() == pytest.approx([right] * GROUP)
+    assert not batch["advantage"].any()
+    assert batch_metrics(batch)["groups/mixed"] == 0.0
+
+
+def test_a_reward_that_float32_cannot_hold_makes_no_batch(tokenizer):
+    rewards = AnswerRewardTransform(lambda answer, truth: True, right=1e39)
+    collector = collector_of(tokenizer, small_model(tokenizer), [rewards], yield_completed_trajectories=True)
+    try:
+        with pytest.raises(ValueError, match=r"at most 3\.4028e\+38 in size"):
+            next(group_batches(collector, group_size=GROUP))
+    finally:
+        collector.shutdown()
 
 
 def test_steps_without_rewards_make_no_groups(tokenizer):

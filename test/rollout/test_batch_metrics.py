@@ -1,5 +1,7 @@
 """Scalars of a batch are what a reader of the batch would compute."""
 
+import math
+
 import torch
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
 
@@ -32,6 +34,35 @@ def test_metrics_are_means_over_the_trajectories_of_a_batch():
     assert metrics["tokens/all"] == sum(len(row["tokens", "full"]) for row in batch.tensordicts) / 4
     assert all(isinstance(value, float) for value in metrics.values())
     assert "age/mean" not in batch_metrics(batch)
+
+
+def test_a_group_is_mixed_however_many_of_its_rewards_are_the_mean():
+    collector = collector_of(
+        WildEngine(looks(1)),
+        tools=[CountedTool()],
+        tasks=2,
+        group_size=3,
+        groups_per_batch=2,
+        reward=lambda trajectory: 0.1 if trajectory.task.name == "t0" else float(trajectory.index),
+    )
+    with collector:
+        batch = next(iter(collector))
+    assert [row["advantage"].item() != 0 for row in batch.tensordicts] == [False] * 3 + [True, False, True]
+    assert batch_metrics(batch)["groups/mixed"] == 0.5
+
+
+def test_scalars_of_a_batch_without_sampled_tokens_or_with_huge_rewards_are_finite():
+    collector = collector_of(WildEngine(looks(1)), tools=[CountedTool()], tasks=1, group_size=2)
+    with collector:
+        batch = next(iter(collector))
+    for row, reward in zip(batch.tensordicts, (3e38, -3e38), strict=True):
+        row["collector", "policy_version"].fill_(-1)
+        row["masks", "all_assistant_mask"].fill_(False)
+        row["reward"] = torch.tensor([[reward]])
+    metrics = batch_metrics(batch, version=3)
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["tokens/sampled"] == 0.0
+    assert "age/mean" not in metrics
 
 
 def test_scalars_of_several_processes_are_merged_by_what_they_mean(monkeypatch):

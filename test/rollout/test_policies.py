@@ -1,5 +1,6 @@
 """Policies around a small model with random weights: exact ids, true log-probs, and losses that take them."""
 
+import copy
 import warnings
 
 import pytest
@@ -12,6 +13,8 @@ from torchrl.objectives.llm import GRPOLoss
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
+from torchrl_agentic.collectors import AgentCollector
+from torchrl_agentic.engines import LockStep, TransformersEngine
 from torchrl_agentic.rollout import agent_policy, group_advantage, ledgers, training_policy, trajectory_batch
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
@@ -89,6 +92,56 @@ def test_log_probs_are_those_that_the_model_gives_these_ids(tokenizer, model, st
         difference = row["log_probs", "full"][sampled] - other["log_probs", "full"][sampled]
         assert difference.abs().max() <= 1e-4
         assert sampled.sum() >= 30
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("kind", ["engine", "agent_policy"])
+def test_a_policy_is_trained_at_the_temperature_that_it_was_sampled_at(tokenizer, model, kind, temperature):
+    """Ratios on policy are 1: in the log-probabilities, and in the loss."""
+    engine = TransformersEngine(copy.deepcopy(model), tokenizer, temperature=temperature, seed=0)
+    if kind == "agent_policy":
+        torch.manual_seed(0)
+        sampler = agent_policy(model, tokenizer, temperature=temperature, max_new_tokens=48)
+        engine = LockStep(sampler, tokenizer)
+    collector = AgentCollector(
+        ToolCompose([add]),
+        engine=engine,
+        tokenizer=tokenizer,
+        tasks=[{"query": "How much is 1 + 2?"}, {"query": "How much is 3 + 4?"}],
+        group_size=4,
+        groups_per_batch=2,
+        max_new_tokens=48,
+        tokenizer_options={"tokenization_sanity_check_mode": "disable"},
+        reward=lambda trajectory: float(trajectory.index),
+    )
+    with collector:
+        batch = next(iter(collector))
+    policy = training_policy(model, tokenizer, temperature=temperature)
+    with torch.no_grad():
+        known = policy(batch.select("tokens", "masks"))
+    for row, other in zip(batch.unbind(0), known.unbind(0), strict=True):
+        sampled = row["masks", "all_assistant_mask"]
+        difference = row["log_probs", "full"][sampled] - other["log_probs", "full"][sampled]
+        assert difference.abs().max() <= 2e-5
+    found = GRPOLoss(policy, masking_strategy="rlhf", entropy_bonus=False)(batch)
+    assert found.kl_approx.abs() <= 2e-5
+    assert found.ESS.item() == pytest.approx(1.0, rel=1e-4)
+    copied = policy.get_new_version(generate=False)
+    assert copied.temperature == temperature
+
+
+def test_log_probs_of_a_policy_are_those_among_the_tokens_that_top_p_leaves(tokenizer, model):
+    only_one = agent_policy(model, tokenizer, max_new_tokens=6, top_p=1e-6)
+    batch = trajectory_batch(roll(env_of(tokenizer), only_one))
+    for row in batch.unbind(0):
+        assert not row["log_probs", "full"][row["masks", "all_assistant_mask"]].any()
+    assert only_one.sampling.others == "top_p=1e-06"
+
+
+@pytest.mark.parametrize("temperature", [0, -1, float("nan"), float("inf")])
+def test_a_temperature_that_no_policy_can_be_trained_at_is_refused(tokenizer, model, temperature):
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        training_policy(model, tokenizer, temperature=temperature)
 
 
 def test_only_sampled_tokens_have_gradients(tokenizer, model, steps):

@@ -28,11 +28,12 @@ odd = st.sampled_from([None, math.nan, math.inf, -math.inf, 1e200])
 @given(st.lists(scores, min_size=1, max_size=16))
 def test_advantages_are_those_of_a_batch(found):
     batch = group_advantage(torch.tensor(found, dtype=torch.float64), len(found)).flatten().tolist()
-    # The batch computes in float32: rounding moves a score by 1e-7 of its size, which the spread divides.
-    size = max(map(abs, found))
-    spread = torch.tensor(found, dtype=torch.float64).std(unbiased=False).item()
-    tolerance = 1e-5 + 1e-5 * size / (spread + 1e-4)
-    assert advantages(found) == pytest.approx(batch, abs=tolerance)
+    assert advantages(found) == pytest.approx(batch, rel=1e-5, abs=1e-6)
+
+
+@given(scores, st.integers(1, 16))
+def test_equal_scores_have_no_advantages(score, count):
+    assert advantages([score] * count) == [0.0] * count
 
 
 @given(st.lists(scores | odd, max_size=16))

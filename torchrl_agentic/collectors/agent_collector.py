@@ -57,6 +57,7 @@ from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.dispatch.call_cache import check_cached
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.writer import check_tokenizer
@@ -113,6 +114,7 @@ class AgentCollector(BaseCollector):
     - "reward", "advantage" and ("next", "reward"), float32, [1, 1]; ("next", "done"), "terminated" and
       "truncated", bool, [1]. The advantage is that of `group_advantage`.
     - ("collector", "group"), int64, and "seconds", float32, [1]; "name" and "reason", text.
+    - ("collector", "temperature"), float32, [1]: that of the sampling, if the engine tells it.
     - Under "agentic", [1], summed over the trajectory: `turn`, `n_calls`, `n_errors`, `n_infra`,
       `tool_reward`, `trajectory_reward`, `tool_seconds`, `user_final_score`, `token_drift`, and `ended_by`.
     - ("agentic", "score", NAME), float32, [1], for each of the `Score.parts` of the reward function; NaN
@@ -521,8 +523,12 @@ class AgentCollector(BaseCollector):
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
         has_trees = self._options.branching is not None
         batch = collector_batch([(group.label, group.done) for group in groups], has_trees=has_trees)
+        sampling = sampling_of(self.engine)
+        if sampling is not None:
+            batch.set(TEMPERATURE, torch.full((len(batch), 1), sampling.temperature))
         if self._iter < 0:
             self._warn_of_no_reward()
+            warn_of_bias(sampling)
         self._iter += 1
         self._frames += sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
         self._record_groups(groups, batch)

@@ -15,6 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 
 from torchrl_agentic.collectors.segments import Segment, segments_of
 from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.tree_advantages import tree_advantage
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.token_rows import column_tensor
@@ -23,8 +24,9 @@ from torchrl_agentic.transforms.token_rows import column_tensor
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
     """Return the advantage of each trajectory within its group, as `GRPOLoss` takes it.
 
-    The rewards of a group are centred, and divided by their standard deviation plus `eps`. A group in which
-    all are equal teaches nothing: zeros.
+    The rewards of a group are centred, and divided by their standard deviation plus `eps`, in float64. A
+    group in which all are equal teaches nothing: its advantages are exactly 0. This is `tree_advantage` of
+    trajectories without forks.
 
     Args:
         rewards: Rewards of trajectories, [N] or [N, 1, 1] as in `trajectory_batch`; those of a group in a
@@ -33,17 +35,19 @@ def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> 
         eps: Added to the standard deviation.
 
     Returns:
-        Advantages, [N, 1, 1].
+        Advantages, float32, [N, 1, 1].
 
     Raises:
-        ValueError: If the groups do not come out even.
+        ValueError: If the groups do not come out even, or a reward is not finite in float32.
     """
     if rewards.numel() != len(rewards) or len(rewards) % group:
         raise ValueError(f"rewards are [N] or [N, 1, 1], N a multiple of {group}; got {list(rewards.shape)}")
-    grouped = rewards.float().reshape(-1, group)
-    spread = grouped.std(-1, unbiased=False, keepdim=True)
-    advantage = (grouped - grouped.mean(-1, keepdim=True)) / (spread + eps)
-    return advantage.reshape(-1, 1, 1)
+    values: list[float] = rewards.flatten().tolist()
+    found: list[float] = []
+    for start in range(0, len(values), group):
+        leaves = {(number,): reward for number, reward in enumerate(values[start : start + group])}
+        found += tree_advantage(leaves, eps=eps).values()
+    return torch.tensor(found, device=rewards.device).reshape(-1, 1, 1)
 
 
 def ledger_row(ledger: TokenLedger) -> TensorDictBase:
@@ -81,7 +85,7 @@ def collector_batch(
         if has_trees and any(trajectory.forks for trajectory in trajectories):
             rows += (_segment_row(segment, number, parts) for segment in segments_of(trajectories))
             continue
-        rewards = torch.tensor([float(trajectory.reward) for trajectory in trajectories])
+        rewards = torch.tensor([float(one.reward) for one in trajectories], dtype=torch.float64)
         advantages = group_advantage(rewards, len(trajectories))
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
             row = _row(trajectory, number, advantage, parts)

@@ -9,8 +9,8 @@ from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.collectors.task import Task, Trajectory, lookup
-from torchrl_agentic.errors import InfrastructureError, InvalidTask
-from torchrl_agentic.messages import JSON, Turn, finite_number
+from torchrl_agentic.errors import InfrastructureError, InvalidTask, check_reward
+from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records import Origin, Recording, TokenRecord
 
 Reward = Callable[[Trajectory], Awaitable[Score]]
@@ -86,7 +86,7 @@ class Outcome:
         Raises:
             InfrastructureError: If the reward function raises it.
             InvalidTask: If the reward function raises it.
-            RewardError: If the reward function raises another error, or the reward is not finite.
+            RewardError: If the reward function raises another error, or the reward is not finite in float32.
         """
         of_tools = sum(
             one.calls * trajectory.tool_reward + one.trajectories * trajectory.final_reward
@@ -110,10 +110,16 @@ class Outcome:
                     raise
                 raise RewardError(f"the reward of {self._name}: {type(error).__name__}: {error}") from error
         reward = of_tools + added
-        try:
-            finite_number(reward)  # another one would spoil the advantages of its whole group
-        except ValueError as error:
-            raise RewardError(f"the reward of {self._name}: {error}") from None
+        parts = {
+            "reward": reward,
+            "tool_reward": trajectory.tool_reward,
+            "final_reward": trajectory.final_reward,
+        }
+        for name, value in parts.items():
+            try:
+                check_reward(name, value)  # it would spoil the advantages of its whole group
+            except ValueError as error:
+                raise RewardError(f"{self._name}: {error}") from None
         return replace(trajectory, reward=reward, score=score)
 
     def _answer_rewards(self, trajectory: Trajectory) -> Iterator[float]:

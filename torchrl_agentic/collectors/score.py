@@ -20,7 +20,7 @@ class Score:
     Functions that need no parts and no explanation return a number instead.
 
     Attributes:
-        value: The value; a reward must be finite.
+        value: The value; a reward must be finite, also in float32.
         answer: The answer that was read from the trajectory; None: none was found, or none was looked for.
         explanation: Why it has this value, in one line or more; "" if the value says it.
         parts: Values of which it is composed, by name, before their weights.
@@ -43,7 +43,7 @@ class Score:
 
         Raises:
             TypeError: If it is something else.
-            ValueError: If its value or a part is NaN or infinite.
+            ValueError: If its value or a part is NaN, infinite, or larger than float32 can hold.
         """
         score = value if isinstance(value, cls) else cls(as_number(value))
         parts = {name: finite_number(part, name) for name, part in score.parts.items()}
@@ -71,7 +71,7 @@ async def score_with(
 
     Raises:
         TypeError: If the scorer returns no number.
-        ValueError: If the number is NaN or infinite.
+        ValueError: If the number is NaN, infinite, or larger than float32 can hold.
     """
     found: Any
     if is_async(scorer):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from torchrl_agentic.errors import check_reward
+
 Path = tuple[int, ...]
 """Numbers of the branches that lead to a node: that of the tree, then one for each fork."""
 
@@ -22,18 +24,18 @@ def tree_values(rewards: Mapping[Path, float]) -> dict[Path, float]:
         The values; that of () is the value of the task.
 
     Raises:
-        ValueError: If there are no leaves, or a leaf lies on the way to another one.
+        ValueError: If there are no leaves, a leaf lies on the way to another one, or a reward is not finite
+            in float32.
     """
     if not rewards:
         raise ValueError("a tree has leaves; got no rewards")
-    children: dict[Path, list[Path]] = {}
-    for leaf in rewards:
+    children: dict[Path, dict[Path, None]] = {}
+    for leaf, reward in rewards.items():
+        check_reward("a reward", reward)
         for size in range(len(leaf)):
             if leaf[:size] in rewards:
                 raise ValueError(f"the leaf {leaf[:size]} lies on the way to the leaf {leaf}")
-            below = children.setdefault(leaf[:size], [])
-            if leaf[: size + 1] not in below:
-                below.append(leaf[: size + 1])
+            children.setdefault(leaf[:size], {})[leaf[: size + 1]] = None
     values = dict(rewards)
     for node in sorted(children, key=len, reverse=True):
         values[node] = _mean([values[child] for child in children[node]])
@@ -53,10 +55,10 @@ def tree_advantage(rewards: Mapping[Path, float], *, eps: float = 1e-4) -> dict[
     each fork. One S for the whole group keeps the sizes of differences: a fork whose branches hardly differ
     teaches little.
 
-    - Without forks this is the formula of `group_advantage`.
+    - Without forks these are the advantages of `group_advantage`.
     - The advantages of siblings add up to 0.
     - The advantages on the way to a leaf add up to that of its reward in the group: (r - V()) / (S + eps).
-    - If all rewards are equal, all advantages are 0.
+    - If all rewards are equal, all advantages are exactly 0.
 
     Args:
         rewards: Reward of each leaf, as `tree_values` takes them: {(0,): 1.0, (1, 0): 0.0, (1, 1): 1.0}.
@@ -79,7 +81,8 @@ def tree_advantage(rewards: Mapping[Path, float], *, eps: float = 1e-4) -> dict[
             for leaf, reward in rewards.items()
         )
     )
-    return {node: (value - values[node[:-1]]) / (spread + eps) for node, value in values.items() if node}
+    scale = (spread + eps) or 1.0  # with eps=0 and equal rewards, all differences are 0
+    return {node: (value - values[node[:-1]]) / scale for node, value in values.items() if node}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.engines.openai_engine import OpenAIEngine
     from torchrl_agentic.engines.pool_engines import PoolMember
     from torchrl_agentic.engines.recorded_engine import RecordedEngine
+    from torchrl_agentic.engines.sampling import Sampling
     from torchrl_agentic.engines.scripted_engine import ScriptedEngine
     from torchrl_agentic.engines.transformers_engine import TransformersEngine
     from torchrl_agentic.engines.usage import Price, Usage
@@ -45,6 +46,7 @@ _WHERE = {
     "openai_engine": ("OpenAIEngine",),
     "pool_engines": ("PoolMember",),
     "recorded_engine": ("RecordedEngine",),
+    "sampling": ("Sampling",),
     "scripted_engine": ("ScriptedEngine",),
     "transformers_engine": ("TransformersEngine",),
     "usage": ("Price", "Usage"),
@@ -66,6 +68,7 @@ __all__ = [
     "Price",
     "RecordedEngine",
     "Sampled",
+    "Sampling",
     "ScriptedEngine",
     "TransformersEngine",
     "Usage",

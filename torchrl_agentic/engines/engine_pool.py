@@ -10,6 +10,7 @@ from torchrl_agentic.engines.base import Engine, EnginePressure, EngineUnusable,
 from torchrl_agentic.engines.pool_engines import Check, PoolEngines, PoolMember
 from torchrl_agentic.engines.pool_state import PoolState, Ticket
 from torchrl_agentic.engines.pool_weights import PoolWeights
+from torchrl_agentic.engines.sampling import sampling_of
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 
 __all__ = ["EnginePool"]
@@ -58,6 +59,7 @@ class EnginePool:
         context_length: The shortest context of the engines; None if none of them knows it.
         can_resume: Whether all engines can resume answers.
         takes_media: Whether all engines take images and videos.
+        sampling: The distribution that the engines sample from; None: unknown.
 
     Raises:
         TypeError: If one of the engines is none, or takes messages.
@@ -97,6 +99,7 @@ class EnginePool:
         self.context_length: int | None = min((one for one in lengths if one is not None), default=None)
         self.can_resume = all(getattr(engine, "can_resume", True) for engine in self.engines)
         self.takes_media = all(getattr(engine, "takes_media", False) for engine in self.engines)
+        self.sampling = sampling_of(self.engines[0])
         self._stream = stream
         self._state = PoolState(
             limits,

@@ -23,6 +23,7 @@ from pydantic_core import from_json, to_json
 from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.http_session import HTTPSession
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.server_metrics import pressure_of, read_metrics
 from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
@@ -74,6 +75,9 @@ class HTTPEngine:
         top_p: Probability mass of the tokens that are sampled from.
         stop_token_ids: Further ids that end an answer.
         log_probs: Return log-probabilities.
+        log_probs_are_processed: The server returns log-probabilities after temperature, as vLLM does with
+            `--logprobs-mode processed_logprobs`, and SGLang without `SGLANG_RETURN_ORIGINAL_LOGPROB`. None:
+            SGLang does, vLLM does not.
         sampling: Further sampling parameters, by the server's names.
         context_length: Number of tokens that the model takes, prompt and answer together; None leaves the
             check to the server.
@@ -96,6 +100,7 @@ class HTTPEngine:
         context_length: Number of tokens that the model takes; None if it is unknown.
         stop_token_ids: Ids that end an answer.
         can_resume: Aborted answers may be resumed; False if `sampling` constrains them.
+        sampling: The distribution that the server samples from.
 
     Raises:
         ValueError: If the kind is unknown, or the pad token also ends answers.
@@ -111,6 +116,7 @@ class HTTPEngine:
         top_p: float = 1.0,
         stop_token_ids: Sequence[int] = (),
         log_probs: bool = True,
+        log_probs_are_processed: bool | None = None,
         sampling: Mapping[str, JSON] | None = None,
         context_length: int | None = None,
         vocab_size: int | None = None,
@@ -144,6 +150,8 @@ class HTTPEngine:
             "logit_bias": {str(tokenizer.pad_token_id): _FORBID},
         }
         self._wire = _WIRES[kind](base, sampling or {}, log_probs, model)
+        is_processed = kind == "sglang" if log_probs_are_processed is None else log_probs_are_processed
+        self.sampling = Sampling.of({**base, **(sampling or {})}, is_processed=is_processed)
         self.can_resume = not self._wire.constraints & {
             name for name, value in (sampling or {}).items() if value
         }

@@ -19,6 +19,7 @@ from torchrl.modules.llm.policies import ChatHistory
 
 from torchrl_agentic.engines.base import Engine, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
+from torchrl_agentic.engines.sampling import sampling_of
 from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.tokens.writer import stop_ids
@@ -76,6 +77,7 @@ class LockStep(Engine):
         version: Number of updates so far.
         max_concurrent: Number of requests in a batch.
         context_length: Bound on prompt and answer together, in tokens; None: the policy's own.
+        sampling: The distribution that the policy samples from; None: unknown.
 
     Raises:
         ValueError: If an option is out of range, the pad token also ends answers, or the policy reads
@@ -109,6 +111,7 @@ class LockStep(Engine):
         self._policy, self._load = policy, load
         self._stops, self._pad = frozenset(stop_ids(tokenizer, stop_token_ids)), tokenizer.pad_token_id
         self._wait_s, self.context_length = wait_s, context_length
+        self.sampling = sampling_of(policy)
         self._device = _device_of(policy) if device is None else torch.device(device)
         self._reads_history = ("history", "prompt") in getattr(policy, "in_keys", ())
         self._waiting: deque[_Request] = deque()
@@ -139,8 +142,8 @@ class LockStep(Engine):
         """Load weights after the batch that runs.
 
         Args:
-            weights: A state dict of the policy, a TensorDict, a function that is called with the policy, or
-                what `load` takes; None keeps the weights.
+            weights: A state dict of the policy, a TensorDict, another policy with the same names, a function
+                that is called with the policy, or what `load` takes; None keeps the weights.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 from torchrl_agentic.engines.base import Engine, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
+from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.tokens.writer import stop_ids
@@ -45,8 +46,10 @@ class TransformersEngine(Engine):
     between two steps. The keys and values of a trajectory are kept while there is room, so that its next
     turn computes only the tokens that are new. Use it on one event loop.
 
-    Log-probabilities are those of the model's own distribution in float32, at temperature 1 and without
-    top-k and top-p, as `agent_policy` returns them. The pad token is never sampled.
+    Log-probabilities are those of the distribution that was sampled from, in float32: after temperature,
+    top-k and top-p, as `agent_policy` returns them; at temperature 0, those of the model. A loss over
+    `training_policy(..., temperature=...)` computes the same, if top-k and top-p leave no token out. The pad
+    token is never sampled.
 
     Args:
         model: A causal language model of transformers with attention in all layers, in evaluation mode.
@@ -66,6 +69,7 @@ class TransformersEngine(Engine):
         version: Number of updates so far.
         max_concurrent: Number of requests in a batch.
         context_length: Number of tokens that the model takes, prompt and answer together; None: no bound.
+        sampling: The distribution that it samples from.
 
     Raises:
         ValueError: If an option is out of range, the pad token also ends answers, or a layer has no attention
@@ -99,6 +103,8 @@ class TransformersEngine(Engine):
         self._stops = frozenset(stop_ids(tokenizer, stop_token_ids))
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
+        options = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+        self.sampling = Sampling.of(options, is_processed=True)
         self._seed = os.urandom(8).hex() if seed is None else str(seed)
         self._decoder = _Decoder(
             model, config, _Choice(temperature, top_p, top_k, tokenizer.pad_token_id), prefix_cache_tokens
@@ -133,9 +139,9 @@ class TransformersEngine(Engine):
         """Abort the requests that run and load weights, between two steps.
 
         Args:
-            weights: A state dict of the model; a TensorDict; a function that is called with the model, on the
-                thread that runs it, such as one that runs `optimizer.step()`; or None if the model was
-                changed in place while no request ran.
+            weights: A state dict of the model; a TensorDict; another model with the same names; a function
+                that is called with the model, on the thread that runs it, such as one that runs
+                `optimizer.step()`; or None if the model was changed in place while no request ran.
         """
         return await asyncio.shield(asyncio.ensure_future(self._update(weights)))
 
@@ -246,30 +252,52 @@ class _Choice:
     top_k: int
     forbidden: int
 
-    def of(self, logits: torch.Tensor, draws: Callable[[], list[float]]) -> torch.Tensor:
-        """Return the tokens, [B].
+    def of(self, logits: torch.Tensor, draws: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens and their log-probabilities, [B] each.
 
         Args:
             logits: float32, [B, V].
-            draws: Returns a random number in [0, 1) for each row.
+            draws: A random number in [0, 1) for each row; unused at temperature 0.
         """
-        logits = logits.clone()
+        if self.temperature not in (0, 1):
+            logits = logits / self.temperature
+        allowed = logits.clone()
         if self.forbidden < logits.shape[-1]:
-            logits[:, self.forbidden] = -torch.inf
+            allowed[:, self.forbidden] = -torch.inf
         if not self.temperature:
-            return logits.argmax(-1)
-        logits /= self.temperature
-        if 0 < self.top_k < logits.shape[-1]:
-            lowest = logits.topk(self.top_k).values[:, -1:]
-            logits.masked_fill_(logits < lowest, -torch.inf)
-        if self.top_p < 1:
-            ordered, places = logits.sort(descending=True)
-            shares = ordered.softmax(-1)
-            ordered.masked_fill_(shares.cumsum(-1) - shares >= self.top_p, -torch.inf)
-            logits = torch.empty_like(logits).scatter_(-1, places, ordered)
-        below = logits.double().softmax(-1).cumsum(-1)
-        targets = torch.tensor(draws(), dtype=below.dtype, device=below.device)[:, None] * below[:, -1:]
-        return torch.searchsorted(below, targets, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+            return _with_log_probs(allowed.argmax(-1), logits)
+        likely = most_likely(allowed, top_k=self.top_k, top_p=self.top_p)
+        below = likely.double().softmax(-1).cumsum(-1)
+        targets = torch.tensor(draws, dtype=below.dtype, device=below.device)[:, None] * below[:, -1:]
+        tokens = torch.searchsorted(below, targets, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+        # `training_policy` does not forbid the pad token, so it keeps its share of the distribution.
+        return _with_log_probs(tokens, logits if likely is allowed else likely)
+
+
+def _with_log_probs(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def most_likely(logits: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+    """Return logits in which only the most likely tokens are left, and the others are minus infinity.
+
+    Args:
+        logits: Logits, [*B, V].
+        top_k: Number of tokens that are left; 0: all.
+        top_p: Probability that the tokens have together which are left.
+
+    Returns:
+        The logits themselves if both leave all tokens, else a copy.
+    """
+    if 0 < top_k < logits.shape[-1]:
+        lowest = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < lowest, -torch.inf)
+    if top_p < 1:
+        ordered, places = logits.sort(descending=True)
+        shares = ordered.softmax(-1)
+        ordered.masked_fill_(shares.cumsum(-1) - shares >= top_p, -torch.inf)
+        logits = torch.empty_like(logits).scatter_(-1, places, ordered)
+    return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +417,8 @@ class _Decoder:
                 self._rows = self._rows.joined(rows)
                 parts.append(logits)
         logits = torch.cat(parts).float()
-        tokens = self._choice.of(logits, lambda: [request.rng.random() for request in self._rows.requests])
-        known = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        draws = [request.rng.random() for request in self._rows.requests] if self._choice.temperature else []
+        tokens, known = self._choice.of(logits, draws)
         return list(zip(tokens.tolist(), known.tolist(), strict=True))
 
     def _decode(self) -> torch.Tensor:

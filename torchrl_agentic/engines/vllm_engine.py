@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
+from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.weights import (
     Weights,
     check_fits,
@@ -46,6 +47,8 @@ _FINISHES: Mapping[str, Finish] = {
     "repetition": "length",
     "abort": "aborted",
 }
+PROCESSED = "processed_logprobs"
+"""The `logprobs_mode` of vLLM in which log-probabilities are those of the distribution sampled from."""
 _OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
 _SHUTDOWN_S = 10.0
 _MAX_NUM_SEQS = 256  # of vLLM, if the arguments leave it out
@@ -56,8 +59,9 @@ class VLLMEngine:
     """Samples with vLLM.
 
     An answer ends with one of the stop ids, and with no other token. The pad token is never sampled, because
-    losses drop it. Log-probabilities are those of the model before temperature and `top_p`, unless vLLM was
-    started with another `logprobs_mode`; under a constraint, those of the tokens that it allows.
+    losses drop it. Log-probabilities are those of the distribution that was sampled from, if `from_model` or
+    the caller started vLLM with `logprobs_mode="processed_logprobs"`; by vLLM's default they are those of the
+    model before temperature and `top_p`. Under a constraint, they are those of the tokens that it allows.
 
     A weight update pauses vLLM. New requests wait for its end, and each result has the version of the
     weights that sampled it. `update` takes a state dict, a TensorDict, pairs of a name and a tensor, or a
@@ -94,6 +98,7 @@ class VLLMEngine:
         context_length: Number of tokens that the model takes, prompt and answer together; None if unknown.
         stop_token_ids: Ids that end an answer.
         can_resume: Aborted answers may be resumed; False under a constraint on tool calls.
+        sampling: The distribution that it samples from.
 
     Raises:
         TypeError: If the engine is of another type.
@@ -150,6 +155,7 @@ class VLLMEngine:
         if tool_choice is not None:
             options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
         self._params: Any = SamplingParams(**options)
+        self.sampling = Sampling.of(options, is_processed=logprobs_mode(engine) == PROCESSED)
         self.can_resume = self._params.structured_outputs is None
         if on_update not in (None, "abort", "wait", "keep"):
             raise ValueError(f"on_update is 'abort', 'wait' or 'keep'; got {on_update!r}")
@@ -184,7 +190,8 @@ class VLLMEngine:
         Args:
             model: Folder or name of the model.
             tokenizer: The tokenizer of the model; None loads it.
-            engine_args: Further arguments of vLLM's `AsyncEngineArgs`, such as `max_num_seqs`.
+            engine_args: Further arguments of vLLM's `AsyncEngineArgs`, such as `max_num_seqs`. The default of
+                `logprobs_mode` is "processed_logprobs".
             options: Further arguments of this class.
 
         Raises:
@@ -199,7 +206,7 @@ class VLLMEngine:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model)
-        args = {"enable_log_requests": False, **(engine_args or {})}
+        args = {"enable_log_requests": False, "logprobs_mode": PROCESSED, **(engine_args or {})}
         llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **args))
         try:
             made = cls(llm, tokenizer=tokenizer, **options)
@@ -659,6 +666,17 @@ def _joined(before: _Answer, piece: _Answer) -> _Answer:
     if before.log_probs is not None and piece.log_probs is not None:
         log_probs = before.log_probs + piece.log_probs
     return _Answer(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
+
+
+def logprobs_mode(engine: Any) -> str | None:
+    """Return the `logprobs_mode` of a vLLM engine; None if it is unknown.
+
+    Args:
+        engine: An `AsyncLLM`, a `vllm.LLM`, or TorchRL's `AsyncVLLM`.
+    """
+    inner = getattr(engine, "llm_engine", engine)  # of a `vllm.LLM`
+    places = (getattr(inner, "model_config", None), getattr(engine, "engine_args", None))
+    return next((mode for one in places if (mode := getattr(one, "logprobs_mode", None))), None)
 
 
 def _server_of(engine: Any) -> _Server:

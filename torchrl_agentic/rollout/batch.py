@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -14,6 +15,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 
 from torchrl_agentic.collectors.batching import group_advantage, ledger_row
+from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, sampling_of, warn_of_bias
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Steps = TensorDictBase | Sequence[TensorDictBase]
 _TURN = (specs.KEY, "turn")
+_GROUP = ("collector", "group")
 
 
 def trajectory_batch(
@@ -108,19 +111,23 @@ def group_batches(
     the others are compared with each other, and a warning says so.
 
     Yields:
-        The rows of `trajectory_batch` with "reward" and "advantage", float32, [1, 1] each, group by group, as
-        `group_advantage` computes it.
+        The rows of `trajectory_batch`, group by group, with "reward" and "advantage", float32, [1, 1] each,
+        as `group_advantage` computes it, and ("collector", "group"), int64, [1], the number of the group. If
+        the collector has the policy of `agent_policy`, ("collector", "temperature"), float32, [1].
 
     Raises:
-        ValueError: If the steps have no rewards.
+        ValueError: If the steps have no rewards, or one is not finite in float32.
     """
     begun: dict[Any, list[TensorDictBase | None]] = {}
+    numbers = itertools.count()
+    sampling = sampling_of(getattr(steps, "policy", None))
+    warn_of_bias(sampling)
     whole: list[list[TensorDictBase]] = []
     for some in steps:
         for step, row in _ended(some, [key]):
             if ("next", "reward") not in step.keys(True):
                 raise ValueError("these steps have no rewards: append a reward transform to the environment")
-            is_usable = row is not None and bool(row["next", "reward"].isfinite())
+            is_usable = row is not None and not bool(row["next", "reward"].isnan())
             name = str(step[key])
             begun.setdefault(name, []).append(row if is_usable else None)
             if len(begun[name]) == group_size:
@@ -130,17 +137,19 @@ def group_batches(
                     lost = group_size - len(group)
                     logger.warning("%d of %d trajectories of %.80r cannot be used", lost, group_size, name)
                 if group:
-                    whole.append(_compared(group))
+                    whole.append(_compared(group, next(numbers), sampling))
         while len(whole) >= groups_per_batch:
             batch, whole = whole[:groups_per_batch], whole[groups_per_batch:]
             yield LazyStackedTensorDict(*(one for group in batch for one in group), stack_dim=0)
 
 
-def _compared(group: list[TensorDictBase]) -> list[TensorDictBase]:
-    """Write "reward" and "advantage" into the rows of a group, and return them."""
+def _compared(group: list[TensorDictBase], number: int, sampling: Sampling | None) -> list[TensorDictBase]:
+    """Write what the collector of this package writes into the rows of a group, and return them."""
     rewards = torch.stack([row["next", "reward"] for row in group])
     for row, reward, advantage in zip(group, rewards, group_advantage(rewards, len(group)), strict=True):
-        row.update({"reward": reward, "advantage": advantage})
+        row.update({"reward": reward, "advantage": advantage}).set(_GROUP, torch.tensor([number]))
+        if sampling is not None:
+            row.set(TEMPERATURE, torch.tensor([sampling.temperature]))
     return group
 
 

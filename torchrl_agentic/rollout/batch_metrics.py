@@ -27,28 +27,30 @@ def batch_metrics(batch: TensorDictBase, *, version: int | None = None) -> dict[
         version: Policy version of the trainer, for the age of the tokens where the batch has versions.
 
     Returns:
-        "reward/mean", "reward/std", "reward/max"; "groups/mixed", the share of rows with an advantage other
-        than 0; "tokens/sampled", "tokens/all", per trajectory; "age/mean" and "age/max", in weight
-        updates per token. Where the batch has them, under "score" the parts of scores, under "agentic" the
-        means of its entries, and under "ended" the share of each reason.
+        "reward/mean", "reward/std", "reward/max"; "groups/mixed", the share of groups with an advantage other
+        than 0, or of rows if the batch has no ("collector", "group"); "tokens/sampled", "tokens/all", per
+        trajectory; "age/mean" and "age/max", in weight updates per token, if any was sampled. Where the batch
+        has them, under "score" the parts of scores, under "agentic" the means of its entries, and under
+        "ended" the share of each reason.
     """
     segments: list[Any] = list(batch.unbind(0))
     rows = [
         row for row in segments if ("collector", "shared") not in row.keys(True) or row["next", "done"].all()
     ]
-    rewards = torch.stack([row["reward"].reshape(()).float() for row in rows])
+    # In float64, because the squares of large rewards overflow float32.
+    rewards = torch.stack([row["reward"].reshape(()).double() for row in rows])
     metrics = {
         "reward/mean": rewards.mean().item(),
-        "reward/std": rewards.std(unbiased=False).item(),
+        "reward/std": rewards.std(unbiased=False).float().item(),
         "reward/max": rewards.max().item(),
-        "groups/mixed": _mean([float(row["advantage"].any()) for row in segments]),
+        "groups/mixed": _share_of_mixed_groups(segments),
         "tokens/sampled": sum(int(row["masks", "all_assistant_mask"].sum()) for row in segments) / len(rows),
         "tokens/all": _mean([float(len(row["tokens", "full"])) for row in rows]),
     }
     if version is not None and ("collector", "policy_version") in rows[0].keys(True):
         versions = torch.cat([row["collector", "policy_version"] for row in segments])
         ages = version - versions[versions >= 0].float()
-        metrics |= {"age/mean": ages.mean().item(), "age/max": ages.max().item()}
+        metrics |= {"age/mean": ages.mean().item(), "age/max": ages.max().item()} if len(ages) else {}
     parts = rows[0].get((specs.KEY, "score"), None)
     for name in () if parts is None else parts.keys():
         values = [row[specs.KEY, "score", name].item() for row in rows]
@@ -84,6 +86,14 @@ def _merged(name: str, values: list[float], n_processes: int) -> float:
     if name.endswith("/max"):
         return max(values)
     return sum(values) / (n_processes if name.startswith("ended/") else len(values))
+
+
+def _share_of_mixed_groups(rows: list[Any]) -> float:
+    is_mixed: dict[int, bool] = {}
+    for number, row in enumerate(rows):
+        group = int(row["collector", "group"]) if ("collector", "group") in row.keys(True) else number
+        is_mixed[group] = is_mixed.get(group, False) or bool(row["advantage"].any())
+    return _mean([float(value) for value in is_mixed.values()])
 
 
 def _mean(values: list[float]) -> float:

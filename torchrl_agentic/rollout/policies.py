@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -14,7 +16,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from torchrl_agentic.engines.vllm_engine import structural_tag
+from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling
+from torchrl_agentic.engines.transformers_engine import most_likely
+from torchrl_agentic.engines.vllm_engine import PROCESSED, logprobs_mode, structural_tag
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
@@ -34,6 +38,8 @@ from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
+
+logger = logging.getLogger(__name__)
 
 
 class HistoryToTokens(TensorDictModuleBase):
@@ -168,9 +174,11 @@ def agent_policy(
 
     Writes ("history", "response") and ("history", "full"), ragged; ("tokens", ...); ("masks",
     "all_attention_mask"); ("masks", "all_assistant_mask"), true for the tokens of this answer; and
-    ("log_probs", "response") and "full", in nats, of the model's own distribution (temperature 1, whatever
-    the sampling temperature), NaN for the prompt. `GRPOLoss` takes the steps as they are, with
-    masking_strategy "sft" or "rlhf".
+    ("log_probs", "response") and "full", in nats, of the distribution that was sampled from (after
+    `temperature` and `top_p`; of the model itself at temperature 0), NaN for the prompt. `GRPOLoss` over
+    `training_policy(..., temperature=...)` takes the steps as they are, with masking_strategy "sft" or
+    "rlhf". vLLM must have been started with `logprobs_mode="processed_logprobs"`, otherwise its
+    log-probabilities are those at temperature 1.
 
     Args:
         model: A transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. The latter asks Ray for a GPU,
@@ -196,7 +204,8 @@ def agent_policy(
             prompt leaves no room gets an empty answer, and `TurnTokenizer` or `EndTrajectory` truncates it.
 
     Returns:
-        A module that takes and returns a batch, [*B].
+        A module that takes and returns a batch, [*B]; its attribute `sampling` is the distribution that it
+        samples from.
 
     Raises:
         ValueError: If the pad token also ends answers, or a structural tag is not available.
@@ -216,6 +225,7 @@ def agent_policy(
             "pad_output": False,
         }
         sampler = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
+        chosen = Sampling.of(sampler.generate_kwargs, is_processed=True)
     elif is_engine(model):
         sampling: dict[str, Any] = {
             "max_tokens": max_new_tokens,
@@ -227,6 +237,7 @@ def agent_policy(
         if tool_choice is not None:
             sampling["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
         sampler = EngineSampler(model, tokenizer, return_log_probs=return_log_probs, **sampling)
+        chosen = Sampling.of(sampling, is_processed=logprobs_mode(model) == PROCESSED)
     else:
         raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
     length = context_length(model) if max_context is None else max_context
@@ -241,23 +252,35 @@ def agent_policy(
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
     modules.append(FullSequence(log_probs=return_log_probs))
-    return TensorDictSequential(modules)
+    policy: Any = TensorDictSequential(modules)
+    policy.sampling = chosen
+    return policy
 
 
-def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
+def training_policy(model: Any, tokenizer: Any, *, temperature: float = 1.0) -> TransformersWrapper:
     """Return the module that a loss evaluates: the log-probabilities of ("tokens", "full") of each row.
 
     For `GRPOLoss(training_policy(model, tokenizer), masking_strategy=...)`: "sft" for single turns, as
     collectors return them, "rlhf" for whole trajectories (`trajectory_batch`).
 
+    The policy that samples, the one that is trained, and the reference of a KL divergence must have the same
+    temperature, otherwise the loss compares different distributions. A warning is logged if a batch with
+    ("collector", "temperature") was sampled at another one.
+
     Args:
         model: A transformers model.
         tokenizer: The tokenizer of the model.
+        temperature: Temperature of the policy, that of the engine which samples: the logits are divided by
+            it.
 
     Raises:
-        ValueError: If the pad token also ends answers.
+        ValueError: If the pad token also ends answers, or the temperature is not above 0.
     """
     stop_ids(tokenizer)
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"temperature must be above 0, that at which the tokens were sampled; got {temperature}"
+        )
     wrapper = _Exact(
         model,
         tokenizer=tokenizer,
@@ -268,11 +291,36 @@ def training_policy(model: Any, tokenizer: Any) -> TransformersWrapper:
         pad_model_input=True,
     )
     wrapper.padding_value = tokenizer.pad_token_id
+    wrapper.temperature = temperature
     return wrapper
 
 
 class _Exact(TransformersWrapper):
-    """A TransformersWrapper that keeps the log-probability of the first token; TorchRL's writes 0 there."""
+    """A TransformersWrapper with the log-probabilities of the distribution that was sampled from.
+
+    TorchRL's has those at temperature 1, and writes 0 for the first token.
+    """
+
+    temperature: float = 1.0
+    """Temperature of the policy that is evaluated."""
+    _has_warned: bool = False
+
+    def get_new_version(self, **options: Any) -> _Exact:
+        """Return a copy with other options; see `TransformersWrapper`."""
+        made = super().get_new_version(**options)
+        made.temperature, made.padding_value = self.temperature, self.padding_value
+        return made
+
+    def forward(self, tensordict: TensorDictBase, **options: Any) -> TensorDictBase:
+        """Evaluate the policy, or sample from it; see `TransformersWrapper`."""
+        if not self.generate and not self._has_warned:
+            self._has_warned = _warn_of_another_temperature(tensordict, self.temperature)
+        return super().forward(tensordict, **options)
+
+    def _compute_log_probs_from_model_output(self, model_output: Any, *args: Any, **options: Any) -> Any:
+        if self.temperature != 1:
+            model_output = {"logits": model_output["logits"].float() / self.temperature}
+        return super()._compute_log_probs_from_model_output(model_output, *args, **options)
 
     @contextmanager
     def bounded(self, max_tokens: int) -> Generator[None]:
@@ -284,12 +332,29 @@ class _Exact(TransformersWrapper):
         finally:
             self.generate_kwargs["max_new_tokens"] = kept
 
-    @classmethod
-    def _log_probs_generate(
-        cls, tokens: Any, logits: Any, pad_val: float = -100, pad: bool = True
+    def _log_probs_generate(  # pyright: ignore[reportIncompatibleMethodOverride]  TorchRL's needs no options
+        self, tokens: Any, logits: Any, pad_val: float = -100, pad: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = logits.float().log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        return chosen, logits
+        options = self.generate_kwargs
+        kept = logits.float()
+        if options["do_sample"]:
+            kept = most_likely(kept / options["temperature"], top_k=options["top_k"], top_p=options["top_p"])
+        return kept.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1), logits
+
+
+def _warn_of_another_temperature(batch: TensorDictBase, temperature: float) -> bool:
+    """Log a warning if a batch was sampled at another temperature than that of a policy; return whether."""
+    sampled_at = batch.get(TEMPERATURE, None)
+    if sampled_at is None:
+        return False
+    others = {round(value, 6) for value in sampled_at.flatten().tolist()} - {round(temperature, 6)}
+    if others:
+        logger.warning(
+            "a batch was sampled at temperature %g, but the policy of the loss has temperature %g: "
+            "training_policy(..., temperature=%g) makes them agree",
+            *(min(others), temperature, min(others)),
+        )
+    return bool(others)
 
 
 def _transformers(

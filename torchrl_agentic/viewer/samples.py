@@ -54,10 +54,11 @@ def is_known(score: float | None) -> TypeGuard[float]:
 
 
 def mean_and_spread(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of some numbers; zeros if there are none."""
+    """Return the mean, exactly that of equal numbers, and the standard deviation; zeros without numbers."""
     if not scores:
         return 0.0, 0.0
-    mean = math.fsum(scores) / len(scores)
+    least = min(scores)
+    mean = least + math.fsum(score - least for score in scores) / len(scores)
     return mean, math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / len(scores))
 
 

@@ -29,6 +29,8 @@ class EngineContract:
         is_deterministic: The same prompt gets the same answer, whatever the key, and an answer that is
             resumed behind its first tokens ends like one that was sampled at once.
         weights: Argument of `Engine.update` that leaves the weights as they are.
+        other_weights: Further such arguments, one of each kind that the engine takes, such as a module and a
+            function of the model.
         patience_s: Time limit for an event that must happen, in seconds.
     """
 
@@ -40,6 +42,7 @@ class EngineContract:
     has_log_probs: ClassVar[bool] = True
     is_deterministic: ClassVar[bool] = True
     weights: ClassVar[Any] = None
+    other_weights: ClassVar[Sequence[Any]] = ()
     patience_s: ClassVar[float] = 60.0
 
     async def make(self) -> Engine:
@@ -218,6 +221,17 @@ class EngineContract:
         assert engine.version == before + 1
         assert await engine.update(None) == before + 2
         assert (await self.sample(engine, "task/0")).version in (None, before + 2)
+
+    @pytest.mark.asyncio
+    async def test_weights_of_every_kind_are_loaded(self, engine: Engine) -> None:
+        before = await self.sample(engine, "task/0")
+        for number, weights in enumerate(self.other_weights, 1):
+            version = engine.version
+            assert await engine.update(weights) == version + 1
+            found = await self.sample(engine, f"task/{number}")
+            assert found.version in (None, version + 1)
+            if self.is_deterministic:
+                assert list(found.ids) == list(before.ids)
 
     @pytest.mark.asyncio
     async def test_requests_that_run_at_an_update_end_or_resume(self, engine: Engine) -> None:
