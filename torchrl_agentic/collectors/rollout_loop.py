@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
@@ -47,8 +48,14 @@ MAX_LOSSES = 3
 """Number of times that a trajectory may be lost with its worker before that counts as its failure."""
 
 
+SHUT_DOWN = (
+    "this collector was shut down, by shutdown(), aclose() or the end of its `with` block, before its tasks "
+    "ended. Create a new AgentCollector; new.load_state_dict(old.state_dict()) skips the tasks that have left"
+)
+
+
 class CollectorError(RuntimeError):
-    """The collector cannot go on; the cause is the failure that ended it."""
+    """The collector cannot go on: a failure ended it, which is the cause, or it was shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ class Group:
         task: The task.
         place: Number of the task in the order of the tasks, counted from 0.
         label: Number of the group for its readers, the same in a run that is resumed.
+        version: Policy version at which it began.
         cache: Results of calls that its trajectories share, or None.
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by their number, which is the index unless they are branches.
@@ -91,6 +99,7 @@ class Group:
     task: Task
     place: int
     label: int
+    version: int
     cache: CallCache | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
@@ -166,15 +175,22 @@ class RolloutLoop:
         self._has_whole_groups = False
         self._error: BaseException | None = None
         self._taking = asyncio.Lock()
-        self._is_closed = False
+        self._returned: deque[Sequence[Group]] = deque()
+        """Batches whose consumers were interrupted before they had them."""
+        self._has_read_all = self._is_exhausted = self._is_closed = False
 
-    async def next_batch(self) -> list[Group] | None:
+    async def next_batch(self) -> Sequence[Group] | None:
         """Return the groups of the next batch, oldest first, as soon as it may leave; None after the last.
 
         Raises:
-            CollectorError: If a failure ended the collector, or the tasks raise.
+            CollectorError: If a failure ended the collector, the tasks raise, or it was closed before they
+                ended.
         """
         async with self._taking:
+            if self._returned:
+                groups = self._returned.popleft()
+                self._finish_tasks(groups)
+                return groups
             if not self._own_tasks and not self._is_closed:
                 self._own_tasks = [
                     self._loop.create_task(self._begin_groups()),
@@ -202,17 +218,41 @@ class RolloutLoop:
                 self._leave(groups)
             finally:
                 self._stats.wait_ended()
-            is_over = self._error is None and not groups and not self._is_closed
-            if is_over and not self._has_whole_groups and self._options.failure_hook is None:
-                self._error = self._last_failure  # every group was dropped
-            if self._error is not None:
-                raise CollectorError(f"the collector ended: {self._error}") from self._error
+            if self._error is None and not groups and not self._is_closed:
+                self._is_exhausted = True
+                if not self._has_whole_groups and self._options.failure_hook is None:
+                    self._error = self._last_failure  # every group was dropped
+            self.has_ended()
             return groups or None
+
+    def has_ended(self) -> bool:
+        """Return True if the tasks have ended and all batches have left.
+
+        Raises:
+            CollectorError: If a failure ended the collector, or it was closed before the tasks ended.
+        """
+        if self._error is not None:
+            raise CollectorError(f"the collector ended: {self._error}") from self._error
+        if self._is_closed and not self._is_exhausted:
+            raise CollectorError(SHUT_DOWN)
+        return self._is_exhausted
+
+    def take_back(self, groups: Sequence[Group]) -> None:
+        """Note that a consumer was interrupted before it had its batch, which the next request returns.
+
+        Args:
+            groups: The groups of the batch.
+        """
+        for group in groups:
+            self._done_tasks.discard(group.place)
+            if self._stream is not None:
+                self._stream.take_back(group.place, group.task.name, _rewards(group))
+        if not self._is_closed:
+            self._returned.append(groups)
 
     def _leave(self, groups: Sequence[Group]) -> None:
         """Count groups that leave in a batch."""
-        for group in groups:
-            self._finish_task(group.place, [trajectory.reward for trajectory in group.done])
+        self._finish_tasks(groups)
         trajectories = [trajectory for group in groups for trajectory in group.done]
         if not trajectories:
             return
@@ -226,6 +266,11 @@ class RolloutLoop:
         ages = {now - version: count for version, count in versions.items()}
         names = [trajectory.name for trajectory in trajectories]
         self._stats.batch(names, tokens=versions.total(), ages=ages)
+
+    def _finish_tasks(self, groups: Sequence[Group]) -> None:
+        """Note that groups have left."""
+        for group in groups:
+            self._finish_task(group.place, _rewards(group))
 
     def _finish_task(self, place: int, rewards: Sequence[float] = ()) -> None:
         """Note that the group of a task has left, or was dropped and has no rewards."""
@@ -241,14 +286,8 @@ class RolloutLoop:
         """Return what has begun and not left; on the event loop of the trajectories. Costs O(tokens)."""
         self._follow_version()
         groups = [
-            GroupState(
-                group.label,
-                group.task.name,
-                self._admission.version - self._admission.age(group.number),
-                group.attempts,
-                *_begun(group),
-            )
-            for group in self._groups.values()
+            GroupState(group.label, group.task.name, group.version, group.attempts, *_begun(group))
+            for group in (*itertools.chain(*self._returned), *self._groups.values())
         ]
         groups += self._resumption.groups
         journal = self._resumption.journal
@@ -283,10 +322,19 @@ class RolloutLoop:
         self._changed.set()
         return version
 
-    async def close(self) -> None:
-        """Cancel all trajectories, and close what they hold open; may be called again."""
+    async def close(self, error: BaseException | None = None) -> None:
+        """Cancel all trajectories, and close what they hold open; may be called again.
+
+        Args:
+            error: The error that ended the collector, for further requests of batches; None: it was shut
+                down.
+        """
         self._is_closed = True
+        if self._error is None and not isinstance(error, CollectorError):
+            self._error = error
+        self._returned.clear()
         self._changed.set()
+        self._is_exhausted = self._is_exhausted or (self._has_read_all and not self._groups)
         running = {*self._trajectories, *self._own_tasks}
         for task in running:
             task.cancel()
@@ -351,6 +399,7 @@ class RolloutLoop:
                     "before it: pass the tasks that the state was saved with"
                 )
             self._admission.end()
+            self._has_read_all = True
             self._changed.set()
         except asyncio.CancelledError as error:
             if is_cancelling():
@@ -369,12 +418,29 @@ class RolloutLoop:
             )
         number = self._restored[saved.label]
         if self._options.branching is not None:  # trees begin again, under names of their own
-            group = Group(number, task, place, saved.label, self._new_cache(), attempts=saved.attempts + 1)
+            group = Group(
+                number,
+                task,
+                place,
+                saved.label,
+                saved.version,
+                self._new_cache(),
+                attempts=saved.attempts + 1,
+            )
             self._groups[number] = group
             self._begin_trajectories(group)
             return
         done = [replace(one, task=task) for one in saved.finished]
-        group = Group(number, task, place, saved.label, self._new_cache(), done, attempts=saved.attempts)
+        group = Group(
+            number,
+            task,
+            place,
+            saved.label,
+            saved.version,
+            self._new_cache(),
+            done,
+            attempts=saved.attempts,
+        )
         group.saved = {one.index: one for one in saved.running}
         self._groups[number] = group
         for one in done:
@@ -406,7 +472,8 @@ class RolloutLoop:
             return
         self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
         self._follow_version()
-        group = Group(self._admission.begin(), task, number, label, self._new_cache())
+        version = self._admission.version
+        group = Group(self._admission.begin(), task, number, label, version, self._new_cache())
         self._groups[group.number] = group
         self._begin_trajectories(group)
 
@@ -704,6 +771,7 @@ class RolloutLoop:
             group.task,
             group.place,
             group.label,
+            self._admission.version,
             self._new_cache(),
             attempts=group.attempts + 1,
         )
@@ -726,6 +794,10 @@ class RolloutLoop:
         for item in forgotten:
             self._discard(group.branches.get(item[1]))
         self._waiting = deque(item for item in self._waiting if item not in forgotten)
+
+
+def _rewards(group: Group) -> list[float]:
+    return [trajectory.reward for trajectory in group.done]
 
 
 def _begun(group: Group) -> tuple[tuple[Trajectory, ...], tuple[RunningTrajectory, ...]]:
