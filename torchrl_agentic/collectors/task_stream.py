@@ -66,7 +66,9 @@ class _Rewards:
     def remove(self, rewards: Sequence[float]) -> None:
         """Remove the rewards of a group that was added as one of the last."""
         group = [float(reward) for reward in rewards]
-        self.groups.remove(group)
+        self.groups.reverse()
+        self.groups.remove(group)  # the last one of those that are equal
+        self.groups.reverse()
         self.total -= sum(group)
         self.count -= len(group)
 
