@@ -168,10 +168,14 @@ class AgentCollector(BaseCollector):
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
             task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
             batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
-            place; if many are dropped in a row, the next batch raises.
+            place.
         quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
             prefers short trajectories; `stats` reports by how much.
         max_replacements: Number of times that each trajectory of a group may be replaced.
+        max_failures: Number of failures without a trajectory that succeeds after which the next batch raises
+            CollectorError, whatever `on_failure` says, if they are of one type, in two groups or more; at
+            least `group_size`. Lost infrastructure must also fail for two minutes, which is enough by itself
+            if the engine answers no request meanwhile. None: no bound, except for the engine.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
             `stop_token_ids` and `template_kwargs`.
@@ -189,8 +193,8 @@ class AgentCollector(BaseCollector):
         workers: `RayWorkers` that the trajectories run on, with their tools, sandboxes and sessions, while
             engine, rewards and records stay in this process. None: they run in this process.
         failure_hook: Called on the event loop with the `FailedTask` of each group that is dropped, in place
-            of the log line. However many are dropped, the collector goes on; an exception of the hook ends
-            it.
+            of the log line. Where many tasks may be impossible, pass `max_failures=None` too. An exception of
+            the hook ends the collector.
         journal: File that gets a line before calls run whose tools have effects (`Effects`), so that
             trajectories which such tools belong to can continue in another process; see `load_state_dict`.
             One file per collector and run.
@@ -226,6 +230,7 @@ class AgentCollector(BaseCollector):
         on_failure: OnFailure = "replace",
         quorum: int | None = None,
         max_replacements: int = 3,
+        max_failures: int | None = 16,
         engine_retries: int = 3,
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
@@ -252,6 +257,7 @@ class AgentCollector(BaseCollector):
         check_count("max_new_tokens", max_new_tokens, optional=False)
         check_count("engine_retries", engine_retries, optional=False, least=0)
         check_count("quorum", quorum)
+        check_count("max_failures", max_failures)
         check_seconds("trajectory_timeout", trajectory_timeout)
         _check_choice("on_update", on_update, ("resume", "finish"))
         if quorum is not None and quorum > group_size:
@@ -319,7 +325,7 @@ class AgentCollector(BaseCollector):
         self._failures = FailurePolicy(
             on_failure,
             max_replacements=max_replacements,
-            max_drops_in_a_row=100 if failure_hook is None else None,
+            max_failures=None if max_failures is None else max(max_failures, group_size),
         )
         self._engine_retries = engine_retries
         self._on_update: OnUpdate = on_update

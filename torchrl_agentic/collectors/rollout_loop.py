@@ -12,7 +12,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
@@ -21,6 +21,7 @@ from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
+from torchrl_agentic.collectors.failure_log import FailureLog, describe, root_error
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 30.0
 """Seconds that cancelled trajectories may take to end, longer than tools may take to close."""
+Phase: TypeAlias = Literal["task", "trajectory", "reward"]
+_PHASES: tuple[Phase, ...] = get_args(Phase)
 MAX_LOSSES = 3
 """Number of times that a trajectory may be lost with its worker before that counts as its failure."""
 
@@ -174,6 +177,8 @@ class RolloutLoop:
         self._last_failure: BaseException | None = None
         self._has_whole_groups = False
         self._error: BaseException | None = None
+        self._why = ""  # it ended with that error, if the error does not say it
+        self._log = FailureLog(logger)
         self._taking = asyncio.Lock()
         self._returned: deque[Sequence[Group]] = deque()
         """Batches whose consumers were interrupted before they had them."""
@@ -232,7 +237,7 @@ class RolloutLoop:
             CollectorError: If a failure ended the collector, or it was closed before the tasks ended.
         """
         if self._error is not None:
-            raise CollectorError(f"the collector ended: {self._error}") from self._error
+            raise CollectorError(f"the collector ended: {self._why or self._error}") from self._error
         if self._is_closed and not self._is_exhausted:
             raise CollectorError(SHUT_DOWN)
         return self._is_exhausted
@@ -366,9 +371,10 @@ class RolloutLoop:
             self._changed.clear()
             await self._changed.wait()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, why: str = "") -> None:
         """End the collector; the next request for a batch raises the error."""
-        self._error = self._error or error
+        if self._error is None:
+            self._error, self._why = error, why
         self._changed.set()
 
     async def _begin_groups(self) -> None:
@@ -497,15 +503,19 @@ class RolloutLoop:
         """Drop a task that cannot be read, or end the collector."""
         self._stats.failure("task")
         self._last_failure = error
-        verdict = self._failures.fail(-1, 0, "task")
+        verdict = self._failures.fail(
+            -1 - number, 0, "task", type(error), is_overtaken=self._is_overtaken("task")
+        )
         self._finish_task(number)
         if verdict.action == "raise":
+            self._fail(error, f"{verdict.reason}. Task {number}: {error}")
             raise error
         self._stats.count("dropped")
         if self._options.failure_hook is not None:
             self._options.failure_hook(FailedTask(number, None, "task", error))
             return
-        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
+        said = f"task {number} is dropped, since {verdict.reason}: {error}"
+        self._log.add(logging.ERROR, said, error)
 
     def _may_begin(self) -> bool:
         return (
@@ -729,11 +739,18 @@ class RolloutLoop:
             return
         branch = group.branches.get(index)
         is_tree_lost = branch is not None and not branch.can_be_resumed
-        verdict = self._failures.fail(group.number, branch.index if branch and is_tree_lost else index, kind)
+        verdict = self._failures.fail(
+            group.number,
+            branch.index if branch and is_tree_lost else index,
+            kind,
+            type(root_error(error)),
+            is_overtaken=self._is_overtaken(run.phase),
+        )
         if verdict.action == "raise":
-            self._fail(error)
+            self._fail(error, f"{verdict.reason}. {describe(error)} (trajectory {name}, {kind})")
         elif verdict.action == "replace":
-            logger.warning("trajectory %s failed (%s; %s): %r", name, kind, verdict.reason, error)
+            said = f"trajectory {name} failed ({kind}; {verdict.reason}): {error!r}"
+            self._log.add(logging.WARNING, said, error, has_traceback=kind == "crash")
             group.attempts += 1
             self._stats.count("replaced")
             if branch is not None and is_tree_lost:
@@ -747,14 +764,16 @@ class RolloutLoop:
             except Exception as raised:
                 self._fail(raised)
         else:
-            logger.error(
-                "trajectory %s failed (%s); its group is dropped, since %s",
-                name,
-                kind,
-                verdict.reason,
-                exc_info=error,
+            said = (
+                f"trajectory {name} failed ({kind}); its group is dropped, since {verdict.reason}: {error!r}"
             )
+            self._log.add(logging.ERROR, said, error, has_traceback=kind == "crash")
             self._drop(group)
+
+    def _is_overtaken(self, phase: Phase) -> bool:
+        """Return True if a trajectory that runs has come further than a phase."""
+        runs = (run for group in self._groups.values() for _, run in group.runs.values())
+        return any(_PHASES.index(run.phase) > _PHASES.index(phase) for run in runs)
 
     def _drop(self, group: Group) -> None:
         """Drop a group; the next one takes its place."""

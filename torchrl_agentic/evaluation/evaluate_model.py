@@ -229,6 +229,7 @@ def evaluate(
             trajectory_timeout=trajectory_timeout,
             on_failure="replace",
             max_replacements=retries,
+            max_failures=None,
             engine_retries=engine_retries,
             tokenizer_options=options,
             failure_hook=run.fail,
