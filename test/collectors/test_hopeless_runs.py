@@ -17,7 +17,7 @@ from helpers.collector_worlds import (
 )
 
 from torchrl_agentic import InvalidTask, ToolCompose, evaluate
-from torchrl_agentic.collectors import CollectorError
+from torchrl_agentic.collectors import CollectorError, Task, TaskStream
 from torchrl_agentic.collectors.failure_log import is_users_file
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.engines.base import EngineUnusable
@@ -98,6 +98,38 @@ def test_bad_tasks_that_all_fail_before_a_good_one_can_end_end_nothing():
 
     batches = run(tasks=tasks(), max_in_flight=40)
     assert len(batches) == 34
+
+
+def misspelt(place, value):
+    """Return tasks of which the one at a place names a tool that does not exist."""
+    rows = [{"query": f"q{number}", "answer": "1", "tool_selection": ["look"]} for number in range(5)]
+    return [*rows[:place], {**rows[place], **value}, *rows[place + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"tool_selection": ["lok"]},
+        {"tool_selection": {"0": ["look"], "3": ["lok"]}},
+        {"tool_selection": None, "extra_info": {"tool_selection": ["lok"]}},
+        {"tools_kwargs": {"lok": {"create_kwargs": {}}}},
+    ],
+)
+def test_a_tool_that_a_task_misspells_is_named_before_anything_runs(value):
+    rows = misspelt(3, value)
+    said = r"task 3: tool\w+ names the tool 'lok', which does not exist; tools: look.*'look'"
+    for tasks in (rows, tuple(rows), [Task.of(row, number) for number, row in enumerate(rows)]):
+        for given in (tasks, TaskStream(tasks)):
+            with pytest.raises(ValueError, match=said):
+                collector_of(WildEngine(looks(1)), tools=[CountedTool()], tasks=given)
+        with pytest.raises(ValueError, match=said):
+            evaluate(tasks, [CountedTool()], WildEngine(looks(1)), load_tiny()[1])
+
+
+def test_a_tool_that_a_row_of_an_iterator_misspells_costs_that_task(caplog):
+    batches = run(tasks=iter(misspelt(3, {"tool_selection": ["lok"]})), reward=lambda one: 1.0)
+    assert tasks_of(batches) == ["0", "1", "2", "4"]
+    assert "tool_selection names the tool 'lok', which does not exist" in caplog.text
 
 
 def test_tasks_that_are_all_invalid_end_the_run():
