@@ -255,6 +255,7 @@ class RealWorld:
             max_replacements=1,
             name=name,
             failure_hook=self.accounts.failed,
+            max_failures=None,
             tokenizer_options={
                 "max_tool_response_tokens": 60,
                 "template_kwargs": {"chat_template": TEMPLATE},

@@ -160,6 +160,7 @@ class World:
             speculate=True,
             name=name,
             failure_hook=self.accounts.failed,
+            max_failures=None,
         )
 
     def gauges(self) -> dict[str, int]:

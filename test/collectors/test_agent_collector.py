@@ -27,7 +27,7 @@ from torchrl.objectives.llm import GRPOLoss
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic import EndTrajectory, RateLimiter, ToolCompose
-from torchrl_agentic.collectors import AgentCollector, Task, Trajectory
+from torchrl_agentic.collectors import AgentCollector, CollectorError, Task, Trajectory
 from torchrl_agentic.collectors.batching import collector_batch, group_advantage
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import training_policy
@@ -149,7 +149,8 @@ def test_an_async_context_shuts_down_a_collector_that_a_thread_iterates():
 
     assert len(asyncio.run(main())) == 1
     assert tool.is_all_closed
-    assert list(collector) == []
+    with pytest.raises(CollectorError, match="shut down"):
+        list(collector)
 
 
 def test_an_event_loop_that_has_ended_is_named_as_the_reason():
@@ -196,8 +197,9 @@ def test_an_update_waits_for_the_engine_of_an_async_for_in_another_thread():
 def test_a_collector_without_any_reward_says_so_once(given, caplog):
     collector = collector_of(WildEngine(looks(1)), tools=[CountedTool()], tasks=3, **given)
     with collector:
-        next(iter(collector))
-        assert ("no reward" in caplog.text) == (not given)
+        batches = iter(collector)
+        assert ("no reward" in caplog.text) == (not given), "before anything is sampled"
+        next(batches)
         assert len(list(collector)) == 2
     assert caplog.text.count("no reward: the rewards and advantages of all batches are 0") == (not given)
 
@@ -374,12 +376,13 @@ def test_the_same_latencies_make_the_same_batches():
 
 def test_a_hook_that_raises_shuts_the_collector_down():
     def hook(batch):
-        raise KeyboardInterrupt
+        raise LookupError("mine")
 
     collector, tool = simple(turns=1, tasks=None, post_collect_hook=hook)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(LookupError):
         next(iter(collector))
-    assert list(collector) == []
+    with pytest.raises(CollectorError, match="mine"):
+        list(collector)
     assert tool.is_all_closed
 
 
@@ -395,7 +398,12 @@ def test_a_collector_that_is_garbage_leaves_nothing_open():
     called = threading.Event()
     tool = CountedTool(lambda key: (called.set(), act(key))[1])
     collector = collector_of(WildEngine(looks(1)), tools=[tool], tasks=None)
-    thread = threading.Thread(target=lambda it: next(it, None), args=(iter(collector),), daemon=True)
+
+    def work():
+        with pytest.raises(CollectorError):
+            next(iter(collector))
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert called.wait(10)
     collector.shutdown()
@@ -414,7 +422,7 @@ def test_a_collector_that_is_garbage_leaves_nothing_open():
     assert tool.is_all_closed
 
 
-def test_shutdown_from_another_thread_ends_the_iteration():
+def test_shutdown_from_another_thread_ends_the_iteration_with_an_error_that_says_so():
     waits = threading.Event()
 
     async def act(key):
@@ -423,14 +431,21 @@ def test_shutdown_from_another_thread_ends_the_iteration():
 
     tool = CountedTool(act)
     collector = collector_of(WildEngine(looks(1)), tools=[tool], tasks=None)
-    found = []
-    thread = threading.Thread(target=lambda: found.extend(collector))
+    errors = []
+
+    def work():
+        try:
+            list(collector)
+        except CollectorError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=work)
     thread.start()
     assert waits.wait(10)
     collector.shutdown()
     thread.join(10)
     assert not thread.is_alive()
-    assert found == []
+    assert ["was shut down" in error for error in errors] == [True]
     assert tool.is_all_closed
     collector.shutdown()
 
@@ -579,7 +594,12 @@ def test_permits_of_a_limiter_come_back_when_a_collector_shuts_down():
     collector = AgentCollector(
         compose, engine=WildEngine(looks(1)), tokenizer=tokenizer(), tasks=numbered_tasks(3), max_in_flight=3
     )
-    thread = threading.Thread(target=lambda: list(collector))
+
+    def work():
+        with pytest.raises(CollectorError):
+            list(collector)
+
+    thread = threading.Thread(target=work)
     thread.start()
     assert waits.wait(10)
     collector.shutdown()

@@ -270,7 +270,7 @@ def test_a_trajectory_that_ignores_its_cancellation_does_not_hold_the_shutdown()
         await asyncio.sleep(1)
         await collector.aclose()
         assert loop.time() < 100
-        with pytest.raises(StopAsyncIteration):
+        with pytest.raises(CollectorError, match="shut down"):
             await waits
         await asyncio.sleep(1000)
 
@@ -299,7 +299,9 @@ async def test_endless_rows_that_are_dropped_let_other_tasks_run():
         while True:
             yield 3
 
-    collector = collector_of(WildEngine(looks(0)), tasks=tasks(), failure_hook=dropped.append)
+    collector = collector_of(
+        WildEngine(looks(0)), tasks=tasks(), failure_hook=dropped.append, max_failures=None
+    )
     async with collector:
         asking = asyncio.ensure_future(anext(aiter(collector)))
         while len(dropped) < 1000:

@@ -402,7 +402,8 @@ def test_a_state_can_be_taken_on_any_thread_and_on_the_loop_itself():
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    assert list(collector) == []
+    with pytest.raises(CollectorError, match="shut down"):
+        list(collector)
     watcher.join()
     for state in (on_loop, *found):
         for ended in itertools.chain.from_iterable(group["finished"] for group in state["groups"]):

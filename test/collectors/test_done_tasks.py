@@ -22,6 +22,18 @@ def test_it_holds_what_was_added_and_what_is_below(before, later, added):
     assert DoneTasks(state["tasks_before"], state["tasks_done"]).to_json() == state
 
 
+@given(st.integers(0, 20), st.lists(st.integers(0, 40)), st.lists(st.integers(0, 40)))
+def test_it_does_not_hold_what_was_discarded(before, later, discarded):
+    done = DoneTasks(before, later)
+    for number in discarded:
+        done.discard(number)
+    expected = {*range(before), *later} - set(discarded)
+    assert {number for number in range(60) if number in done} == expected
+    for number in discarded:
+        done.add(number)
+    assert done.to_json() == DoneTasks(before, [*later, *discarded]).to_json()
+
+
 def test_tasks_that_leave_in_order_take_no_memory():
     done = DoneTasks()
     for number in range(1000):

@@ -70,14 +70,16 @@ def test_rows_that_are_no_tasks_are_reported_without_one():
     assert [(one.number, one.task, one.kind, one.trajectory) for one in failed] == [(0, None, "task", None)]
 
 
-def test_a_collector_with_a_hook_goes_on_however_many_tasks_are_dropped():
+def test_a_collector_without_a_bound_goes_on_however_many_tasks_are_dropped():
     def reward(trajectory):
         if trajectory.task.name != "149":
             raise LookupError
         return 1.0
 
     batches, failed = run(
-        tasks=[Task(str(n), [{"role": "user", "content": "q"}]) for n in range(150)], reward=reward
+        tasks=[Task(str(n), [{"role": "user", "content": "q"}]) for n in range(150)],
+        reward=reward,
+        max_failures=None,
     )
     assert (tasks_of(batches), len(failed)) == (["149"], 149)
 

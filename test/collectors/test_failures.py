@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any, get_args
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.failures import FailureKind, FailurePolicy, failure_kind
+from torchrl_agentic.collectors.failures import OUTAGE_S, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.errors import InfrastructureError, InvalidTask, SandboxError, ToolFailed, UserFailed
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
@@ -51,29 +52,60 @@ def test_a_group_that_is_forgotten_has_all_its_replacements_again():
 
 
 def test_groups_that_all_fail_end_in_the_error_instead_of_a_loop_without_end():
+    kinds = itertools.cycle(["engine", "timeout", "reward"])  # none of them often enough
     policy = FailurePolicy("drop", max_drops_in_a_row=3)
-    actions = [policy.fail(group, 0, "engine").action for group in range(2)]
+    actions = [policy.fail(group, 0, next(kinds)).action for group in range(2)]
     policy.succeed()
-    actions += [policy.fail(group, 0, "engine").action for group in range(2, 5)]
+    actions += [policy.fail(group, 0, next(kinds)).action for group in range(2, 5)]
     assert actions == ["drop"] * 5
     verdict = policy.fail(5, 0, "engine")
     assert verdict.action == "raise"
     assert verdict.reason == "3 groups were dropped in a row, and no trajectory succeeded"
-    endless = FailurePolicy("drop", max_drops_in_a_row=None)
-    assert {endless.fail(group, 0, "engine").action for group in range(1000)} == {"drop"}
+    endless = FailurePolicy("drop", max_failures=None)
+    assert {endless.fail(group, 0, "reward").action for group in range(1000)} == {"drop"}
+
+
+@pytest.mark.parametrize("on_failure", ["replace", "drop"])
+@pytest.mark.parametrize("kind", ["reward", "crash", "task"])
+def test_a_mistake_that_every_trajectory_makes_ends_the_collector(on_failure: Any, kind: FailureKind):
+    policy = FailurePolicy(on_failure, max_failures=16)
+    actions = [policy.fail(number // 8, number % 8, kind, KeyError).action for number in range(15)]
+    assert "raise" not in actions
+    verdict = policy.fail(1, 7, kind, KeyError)
+    assert verdict.action == "raise"
+    assert verdict.reason == "16 trajectories failed with KeyError, and none succeeded"
+
+
+def test_the_failures_of_a_single_task_end_nothing():
+    policy = FailurePolicy("replace", max_replacements=100)
+    assert {policy.fail(3, number % 8, "reward", KeyError).action for number in range(100)} == {"replace"}
+
+
+def test_infrastructure_may_fail_for_two_minutes():
+    now = [0.0]
+    policy = FailurePolicy("replace", max_replacements=100, clock=lambda: now[0])
+    actions = []
+    for number in range(130):
+        actions.append(policy.fail(number % 3, 0, "tool", RuntimeError).action)
+        now[0] += 1.0
+    assert actions.index("raise") == 120
+    policy.succeed()
+    assert policy.fail(0, 0, "tool", RuntimeError).action == "replace"
 
 
 @given(
     st.integers(0, 4),
-    st.integers(1, 4) | st.none(),
+    st.integers(1, 4),
     st.sampled_from(["replace", "drop", "raise"]),
     st.integers(),
 )
 def test_no_group_gets_more_replacements_than_it_may(
-    replacements: int, drops: int | None, on_failure: Any, seed: int
+    replacements: int, drops: int, on_failure: Any, seed: int
 ):
     rng = random.Random(seed)
-    policy = FailurePolicy(on_failure, max_replacements=replacements, max_drops_in_a_row=drops)
+    policy = FailurePolicy(
+        on_failure, max_replacements=replacements, max_failures=1000, max_drops_in_a_row=drops
+    )
     actions: Counter[str] = Counter()
     replaced: Counter[tuple[int, int]] = Counter()
     in_a_row = 0
@@ -94,13 +126,39 @@ def test_no_group_gets_more_replacements_than_it_may(
             groups[groups.index(group)] = following
             following += 1
             in_a_row += 1
-            assert drops is None or in_a_row <= drops
+            assert in_a_row <= drops
         else:
             assert on_failure == "raise" or in_a_row == drops
     assert (policy.replaced, policy.dropped) == (actions["replace"], actions["drop"])
     assert policy.failures.total() == actions.total()
     infrastructure = ("timeout", "engine", "tool", "user")
     assert policy.infrastructure == sum(policy.failures[kind] for kind in infrastructure)
+
+
+@given(st.data(), st.integers(1, 20))
+def test_only_failures_of_one_type_in_several_groups_without_a_success_end_a_collector(data, bound: int):
+    """The model: the failures of each type since the last success, and the groups that they are in."""
+    now = 0.0
+    policy = FailurePolicy("replace", max_replacements=10**6, max_failures=bound, clock=lambda: now)
+    since: dict[Any, list[tuple[int, float]]] = {}
+    for _ in range(data.draw(st.integers(0, 100))):
+        now += data.draw(st.sampled_from([0.0, 1.0, 60.0]))
+        if data.draw(st.integers(0, 9)) == 0:
+            policy.succeed()
+            since.clear()
+            continue
+        group, kind = data.draw(st.integers(0, 2)), data.draw(st.sampled_from(KINDS))
+        error, is_overtaken = data.draw(st.sampled_from([KeyError, ValueError])), data.draw(st.booleans())
+        verdict = policy.fail(group, 0, kind, error, is_overtaken=is_overtaken)
+        is_lost = kind in ("timeout", "engine", "tool", "user")
+        seen = since.setdefault(kind if is_lost else (kind, error), [])
+        if not is_overtaken:
+            seen.append((group, now))
+        is_raised = not is_overtaken and len(seen) >= bound and len({group for group, _ in seen}) > 1
+        is_raised = is_raised and (not is_lost or now - seen[0][1] >= OUTAGE_S)
+        assert (verdict.action == "raise") == is_raised
+        if verdict.action == "drop":  # a task that cannot be used
+            assert kind == "task"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.collectors import CollectorError, Progress, Task, TaskStream
+from torchrl_agentic.collectors.task_stream import KEPT_GROUPS
 from torchrl_agentic.testing import run_skipping
 
 
@@ -154,6 +155,40 @@ def test_a_curriculum_sees_how_far_the_training_is():
     assert seen[2].rewards["t0"] == [[0.0, 1.0], [0.0, 1.0]]
     assert seen[0].mean_reward(seen[0].tasks[0]) is None
     assert seen[2].mean_reward(seen[2].tasks[0]) == 0.5
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=40),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_the_mean_is_that_of_all_groups_though_only_the_last_ones_are_kept(groups, cut, is_taken_back):
+    seen: list[Progress] = []
+    task = numbered_tasks(1)[0]
+
+    def curriculum(progress):
+        seen.append(progress)
+
+    stream = TaskStream([task], epochs=None, seed=None, curriculum=curriculum)
+    for group in groups[:cut]:
+        stream.record("t0", group)
+    state = json.loads(json.dumps(stream.state_dict()))
+    assert sum(map(len, state["rewards"].values())) <= KEPT_GROUPS
+    stream = TaskStream([task], epochs=None, seed=None, curriculum=curriculum)
+    stream.load_state_dict(state)
+    for group in groups[cut:]:
+        stream.record("t0", group)
+    reader = stream.reader()
+    next(reader)
+    if is_taken_back and len(groups) < KEPT_GROUPS:  # an interrupted consumer did not get this group
+        reader.leave(0, [7.0])
+        reader.take_back(0, "t0", [7.0])
+        assert [number for number, _ in stream.state_dict()["unfinished"]] == [0]
+    next(reader)
+    rewards = [reward for group in groups for reward in group]
+    assert seen[-1].mean_reward(task) == (sum(rewards) / len(rewards) if rewards else None)
+    kept = [[float(one) for one in group] for group in groups[-KEPT_GROUPS:]]
+    assert seen[-1].rewards == ({"t0": kept} if groups else {})
 
 
 def test_a_curriculum_may_be_asked_within_an_epoch():

@@ -208,7 +208,7 @@ def test_a_task_that_names_an_unknown_tool_is_dropped_and_reported():
         Task("bad", [{"role": "user", "content": "q"}], data={"tool_selection": ["nothing"]}),
         Task("good", [{"role": "user", "content": "q"}]),
     ]
-    found = collect(ToolCompose([echo]), [["end"]], tasks, on_failure="replace")
+    found = collect(ToolCompose([echo]), [["end"]], iter(tasks), on_failure="replace")
     assert [one.task.name for one in found] == ["good"]
 
 

@@ -260,6 +260,9 @@ def test_a_worker_that_freezes_is_replaced_when_a_trajectory_on_it_is_cancelled(
         async with asyncio.timeout(10 + 3 * STOP_LIMIT_S):
             if ends:
                 await collector.aclose()
+                with pytest.raises(CollectorError, match="shut down"):
+                    await batches
+                return [], collector.stats.snapshot(), workers.started
             return rows_of(await batches), collector.stats.snapshot(), workers.started
 
     rows, figures, started = run_skipping(main())
@@ -351,7 +354,9 @@ def test_workers_that_cannot_start_end_the_collector_with_one_error(caplog):
         async def start(self, number, spec):
             raise OSError("no such image")
 
-    collector = collector_of(WildEngine(looks(1)), tools=[PlainTool()], workers=Broken(2), tasks=32)
+    collector = collector_of(
+        WildEngine(looks(1)), tools=[PlainTool()], workers=Broken(2), tasks=32, reward=lambda one: 0.0
+    )
     with pytest.raises(CollectorError, match=r"worker \d failed: OSError\('no such image'\)") as caught:
         run_skipping(drained(collector))
     shown = "".join(traceback.format_exception(caught.value))
@@ -536,7 +541,8 @@ def test_a_shutdown_at_any_moment_leaves_nothing_open():
             batches = asyncio.create_task(drained(collector))
             await asyncio.sleep(moment * 0.013)
             await collector.aclose()
-            await batches
+            with pytest.raises(CollectorError, match="shut down"):
+                await batches
             for _ in range(5):
                 await asyncio.sleep(0)
             check_nothing_left(collector, engine, look)

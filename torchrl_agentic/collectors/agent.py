@@ -134,6 +134,11 @@ class Agent:
                 "RecordTransform needs a ToolCompose with a recorder: ToolCompose(..., recorder=...)"
             )
 
+    @property
+    def has_rewards(self) -> bool:
+        """True if a transform gives rewards."""
+        return bool(self.tool_rewards or self.answer_rewards or self.user_rewards)
+
     def _users(self, transforms: Any, simulator: UserSimulator | None) -> Users | None:
         if simulator is None:
             return None

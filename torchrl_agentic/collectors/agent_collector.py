@@ -18,6 +18,7 @@ import time
 import uuid
 import warnings
 import weakref
+from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -27,6 +28,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +48,16 @@ from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_ef
 from torchrl_agentic.collectors.failures import FailedTask, FailurePolicy, OnFailure
 from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
-from torchrl_agentic.collectors.rollout_loop import Group, LoopOptions, RolloutLoop
+from torchrl_agentic.collectors.rollout_loop import (
+    SHUT_DOWN,
+    CollectorError,
+    Group,
+    LoopOptions,
+    RolloutLoop,
+)
 from torchrl_agentic.collectors.score import Score, Scorer, score_with
 from torchrl_agentic.collectors.stats import CollectorStats
-from torchrl_agentic.collectors.task import Trajectory
+from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
@@ -61,6 +69,7 @@ from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_b
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.writer import check_tokenizer
+from torchrl_agentic.tools.row_data import check_rows
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own weight updaters, at import
@@ -163,10 +172,14 @@ class AgentCollector(BaseCollector):
             another one of the same task takes its place, up to `max_replacements` times; then, and if the
             task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
             batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
-            place; if many are dropped in a row, the next batch raises.
+            place.
         quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
             prefers short trajectories; `stats` reports by how much.
         max_replacements: Number of times that each trajectory of a group may be replaced.
+        max_failures: Number of failures without a trajectory that succeeds after which the next batch raises
+            CollectorError, whatever `on_failure` says, if they are of one type, in two groups or more; at
+            least `group_size`. Lost infrastructure must also fail for two minutes, which is enough by itself
+            if the engine answers no request meanwhile. None: no bound, except for the engine.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
             `stop_token_ids` and `template_kwargs`.
@@ -184,8 +197,8 @@ class AgentCollector(BaseCollector):
         workers: `RayWorkers` that the trajectories run on, with their tools, sandboxes and sessions, while
             engine, rewards and records stay in this process. None: they run in this process.
         failure_hook: Called on the event loop with the `FailedTask` of each group that is dropped, in place
-            of the log line. However many are dropped, the collector goes on; an exception of the hook ends
-            it.
+            of the log line. Where many tasks may be impossible, pass `max_failures=None` too. An exception of
+            the hook ends the collector.
         journal: File that gets a line before calls run whose tools have effects (`Effects`), so that
             trajectories which such tools belong to can continue in another process; see `load_state_dict`.
             One file per collector and run.
@@ -198,7 +211,8 @@ class AgentCollector(BaseCollector):
 
     Raises:
         TypeError: If an argument has the wrong type, or a transform needs an environment.
-        ValueError: If a number is out of range, or two arguments contradict each other.
+        ValueError: If a number is out of range, two arguments contradict each other, or a task of a list or a
+            `TaskStream` names a tool that does not exist.
     """
 
     def __init__(
@@ -221,6 +235,7 @@ class AgentCollector(BaseCollector):
         on_failure: OnFailure = "replace",
         quorum: int | None = None,
         max_replacements: int = 3,
+        max_failures: int | None = 16,
         engine_retries: int = 3,
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
@@ -247,6 +262,7 @@ class AgentCollector(BaseCollector):
         check_count("max_new_tokens", max_new_tokens, optional=False)
         check_count("engine_retries", engine_retries, optional=False, least=0)
         check_count("quorum", quorum)
+        check_count("max_failures", max_failures)
         check_seconds("trajectory_timeout", trajectory_timeout)
         _check_choice("on_update", on_update, ("resume", "finish"))
         if quorum is not None and quorum > group_size:
@@ -297,6 +313,10 @@ class AgentCollector(BaseCollector):
             max_turns=max_turns,
             tokenizer_options=options,
         )
+        if isinstance(tasks, Sequence | TaskStream):  # others are read one by one
+            given = tasks.tasks if isinstance(tasks, TaskStream) else cast("Sequence[Any]", tasks)
+            columns = (one.data if isinstance(one, Task) else one for one in given)
+            check_rows((one for one in columns if isinstance(one, Mapping)), self._agent.dispatcher.bound)
         if takes_tokens and self._agent.encoder is None:
             raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
         if branching is not None:
@@ -314,7 +334,7 @@ class AgentCollector(BaseCollector):
         self._failures = FailurePolicy(
             on_failure,
             max_replacements=max_replacements,
-            max_drops_in_a_row=100 if failure_hook is None else None,
+            max_failures=None if max_failures is None else max(max_failures, group_size),
         )
         self._engine_retries = engine_retries
         self._on_update: OnUpdate = on_update
@@ -374,6 +394,10 @@ class AgentCollector(BaseCollector):
         self._version_base = 0
         self._frames = 0
         self._iter = -1
+        self._n_recorded = 0
+        self._interrupted: deque[list[Group]] = deque()
+        """Groups of batches whose consumers were interrupted before they had them."""
+        self._is_shut_down = self._has_warned = False
 
     @property
     def policy_version(self) -> int:
@@ -401,6 +425,8 @@ class AgentCollector(BaseCollector):
                     "for`, on one loop"
                 )
             return running
+        if self._is_shut_down:
+            raise CollectorError(SHUT_DOWN)
         saved, journal = self._saved, None if self._journal is None else EffectJournal(self._journal)
         if saved is not None:
             self._version_base = saved.version - self.engine.version
@@ -460,8 +486,24 @@ class AgentCollector(BaseCollector):
             self.engine, self._capacity, concurrent=getattr(self.engine, "max_concurrent", 256)
         )
 
-    async def _next(self) -> list[Group] | None:
-        return await self._start().rollouts.next_batch()
+    async def _next(self, taken: list[Group]) -> None:
+        """Add the groups of the next batch to a list; none after the last one.
+
+        The list keeps them if the waiting thread is interrupted before it hears of them.
+        """
+        running = self._running
+        is_elsewhere = running is not None and running.loop is not asyncio.get_running_loop()
+        if running is not None and is_elsewhere and running.rollouts.has_ended():
+            return
+        rollouts = self._start().rollouts
+        self._take_back_interrupted(rollouts)
+        taken.extend(await rollouts.next_batch() or ())
+
+    def _take_back_interrupted(self, rollouts: RolloutLoop) -> None:
+        """Return batches to the loop whose consumers were interrupted before they had them."""
+        while self._interrupted:
+            if groups := self._interrupted.popleft():
+                rollouts.take_back(groups)
 
     def __iter__(self) -> Iterator[LazyStackedTensorDict]:
         return self.iterator()
@@ -469,12 +511,14 @@ class AgentCollector(BaseCollector):
     def iterator(self) -> Iterator[LazyStackedTensorDict]:
         """Iterate over the batches, from any thread.
 
-        Ctrl-C and errors shut the collector down.
+        After Ctrl-C, iterate again: trajectories go on meanwhile, and no batch is lost. Other errors shut the
+        collector down.
 
         Raises:
-            CollectorError: If a failure ended the collector, or the tasks raise.
+            CollectorError: If a failure ended the collector, the tasks raise, or it was shut down before they
+                ended.
         """
-        self._check_tokens()
+        self._check_batches()
         return self._each(self._batch)
 
     def trajectories(self) -> Iterator[list[Trajectory]]:
@@ -483,37 +527,51 @@ class AgentCollector(BaseCollector):
 
     def _each(self, read: Callable[[list[Group]], T]) -> Iterator[T]:
         while True:
+            taken: list[Group] = []
             try:
-                groups = event_loop.run(self._next())
-                found = None if groups is None else read(groups)
-            except _NotHere:
+                event_loop.run(self._next(taken))
+                if not taken:
+                    return
+                found = read(taken)
+            except BaseException as error:
+                self._interrupted.append(taken)
+                if not isinstance(error, KeyboardInterrupt | _NotHere):
+                    self._shut_down(error)
                 raise
-            except BaseException:
-                self.shutdown()
-                raise
-            if found is None:
-                return
-            yield found
+            yield found  # nothing in between may be interrupted
 
     async def __aiter__(self) -> AsyncIterator[LazyStackedTensorDict]:
-        self._check_tokens()
-        self._start()
-        try:
-            while (groups := await self._next()) is not None:
-                yield self._batch(groups)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
+        self._check_batches()
+        while True:
+            taken: list[Group] = []
+            try:
+                await self._next(taken)
+                if not taken:
+                    return
+                batch = self._batch(taken)
+            except BaseException as error:
+                self._interrupted.append(taken)
+                if not isinstance(error, KeyboardInterrupt | asyncio.CancelledError | _NotHere):
+                    await self._aclose(error)
+                raise
+            yield batch
 
-    def _check_tokens(self) -> None:
-        """Raise TypeError if there will be no tokens to make batches of."""
+    def _check_batches(self) -> None:
+        """Raise TypeError if there are no tokens to make batches of; log once that there is no reward."""
         encoder = self._agent.encoder
         if encoder is None or encoder.use_inference_chat_template:
             raise TypeError(
                 "these trajectories have no tokens to train on, since the engine takes messages, or each "
                 "prompt is rendered anew: use collector.trajectories(), rollout() or evaluate()"
+            )
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warn_of_bias(sampling_of(self.engine))
+        if not (self._options.reward or self._agent.has_rewards):
+            logger.warning(
+                "no reward: the rewards and advantages of all batches are 0. Pass reward=, or add an "
+                "AnswerRewardTransform, or a ToolRewardTransform for the rewards that tools return"
             )
 
     def __len__(self) -> int:
@@ -526,23 +584,14 @@ class AgentCollector(BaseCollector):
         sampling = sampling_of(self.engine)
         if sampling is not None:
             batch.set(TEMPERATURE, torch.full((len(batch), 1), sampling.temperature))
-        if self._iter < 0:
-            self._warn_of_no_reward()
-            warn_of_bias(sampling)
-        self._iter += 1
-        self._frames += sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
-        self._record_groups(groups, batch)
+        n_sampled = sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
+        if self._n_recorded == self._iter + 1:  # not yet, before an interrupt
+            self._record_groups(groups, batch)
+            self._n_recorded += 1
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
+        self._iter, self._frames = self._iter + 1, self._frames + n_sampled
         return batch
-
-    def _warn_of_no_reward(self) -> None:
-        """Log once that all advantages will be 0 because nothing computes a reward."""
-        if self._options.reward is None and not self._agent.tool_rewards and not self._agent.answer_rewards:
-            logger.warning(
-                "no reward: the rewards and advantages of all batches are 0. Pass reward=, or add an "
-                "AnswerRewardTransform, or a ToolRewardTransform for the rewards that tools return"
-            )
 
     def _record_groups(self, groups: list[Group], batch: LazyStackedTensorDict) -> None:
         """Pass the groups of a batch, with their advantages, on to the recorder."""
@@ -556,7 +605,7 @@ class AgentCollector(BaseCollector):
                 for one, row in zip(group.done, rows, strict=False)
             )
             hook.group_left(
-                GroupRecord(group.number, group.task.name, self._iter, self.policy_version, members)
+                GroupRecord(group.number, group.task.name, self._iter + 1, self.policy_version, members)
             )
 
     def update_policy_weights_(
@@ -639,22 +688,30 @@ class AgentCollector(BaseCollector):
     ) -> None:
         """Cancel all trajectories and close what they hold open; may be called again. The engine stays open.
 
+        If the tasks had not ended, further iteration raises CollectorError.
+
         Args:
             timeout: Ignored; TorchRL's collectors have it.
             close_env: Ignored.
             raise_on_error: Ignored.
         """
         del timeout, close_env, raise_on_error
-        running = self._running
+        self._shut_down()
+
+    def _shut_down(self, error: BaseException | None = None) -> None:
+        running, self._is_shut_down = self._running, True
         if running is not None and running.pid == os.getpid() and not running.loop.is_closed():
             with contextlib.suppress(_NotHere):
-                self._in_loop(running.rollouts.close())
+                self._in_loop(running.rollouts.close(error))
 
     async def aclose(self) -> None:
         """Shut down like `shutdown`, from any event loop."""
-        running = self._running
+        await self._aclose()
+
+    async def _aclose(self, error: BaseException | None = None) -> None:
+        running, self._is_shut_down = self._running, True
         if running is not None and running.pid == os.getpid() and not running.loop.is_closed():
-            await self._on_its_loop(running.rollouts.close())
+            await self._on_its_loop(running.rollouts.close(error))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the sampling of the engine, if it can be seeded.
@@ -688,7 +745,12 @@ class AgentCollector(BaseCollector):
         if running is None:
             state = self._saved or CollectorState(self.engine.version)
             return {**self._tasks_left(), **batches, **state.to_json()}
-        tasks, state = self._at_once(running, lambda: (self._tasks_left(), running.rollouts.state()))
+
+        def read() -> tuple[dict[str, Any], CollectorState]:
+            self._take_back_interrupted(running.rollouts)
+            return self._tasks_left(), running.rollouts.state()
+
+        tasks, state = self._at_once(running, read)
         return {**tasks, **batches, **state.to_json()}
 
     def _tasks_left(self) -> dict[str, Any]:
@@ -760,7 +822,7 @@ class AgentCollector(BaseCollector):
             self._tasks.load_state_dict(state_dict["tasks"])
         else:
             self._skipped = DoneTasks(state_dict["tasks_before"], state_dict["tasks_done"])
-        self._saved, self._iter = saved, batches - 1
+        self._saved, self._iter, self._n_recorded = saved, batches - 1, batches
 
     def __enter__(self) -> Self:
         return self
@@ -778,7 +840,7 @@ class AgentCollector(BaseCollector):
         return f"AgentCollector({self._agent.compose!r}, engine={type(self.engine).__name__})"
 
 
-class _NotHere(RuntimeError):
+class _NotHere(CollectorError):
     """The collector runs on another event loop or in another process, or did until that ended."""
 
 

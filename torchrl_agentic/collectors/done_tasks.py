@@ -33,6 +33,13 @@ class DoneTasks:
                 self._later.remove(self._before)
                 self._before += 1
 
+    def discard(self, number: int) -> None:
+        """Remove the number of a task that is not done after all, if it is there."""
+        if number < self._before:
+            self._later.update(range(number + 1, self._before))
+            self._before = number
+        self._later.discard(number)
+
     def copy(self) -> DoneTasks:
         """Return an independent copy."""
         return DoneTasks(self._before, self._later)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from torchrl_agentic.engines.base import EngineUnusable
@@ -21,6 +23,8 @@ failed (`UserFailed`). "reward": the reward function raised. "task": the task ca
 that is too long, or one that its reward calls invalid (`InvalidTask`). "crash": other code raised, such as a
 transform.
 """
+OUTAGE_S = 120.0
+"""Seconds for which infrastructure may fail without any success before a collector ends."""
 OnFailure: TypeAlias = Literal["replace", "drop", "raise"]
 INFRASTRUCTURE: frozenset[FailureKind] = frozenset({"timeout", "engine", "tool", "user"})
 """Kinds of failures that say nothing about the policy, the task or the user's code."""
@@ -82,19 +86,34 @@ class Verdict:
     reason: str
 
 
+@dataclass(slots=True)
+class _Streak:
+    """Failures of one type, or of one kind of infrastructure, since the last trajectory that succeeded."""
+
+    began: float
+    count: int = 0
+    groups: set[int] = field(default_factory=set[int])
+
+
 class FailurePolicy:
     """Decide whether a failed trajectory is replaced, its group is dropped, or the error is raised.
 
     A trajectory is replaced a few times; then its group is dropped, because it could fail forever. After a
-    failure of the kind "task" the group is dropped at once, because the task would be the same. If group
-    after group is dropped and no trajectory succeeds in between, the cause is not in the groups, and the
-    error is raised whatever `on_failure` says.
+    failure of the kind "task" the group is dropped at once, because the task would be the same.
+
+    If no trajectory succeeds in between, the cause is not in the groups, and the error is raised whatever
+    `on_failure` says: after `max_failures` failures of one type in two groups or more; after as many of one
+    kind of `INFRASTRUCTURE`, if they last for `outage_s` seconds, since infrastructure may come back; and
+    after `max_drops_in_a_row` dropped groups.
 
     Args:
         on_failure: "replace" a failed trajectory, "drop" its group, or "raise" the error.
         max_replacements: Number of replacements of one member of a group.
-        max_drops_in_a_row: Number of groups that may be dropped without a trajectory that succeeds; None for
-            no limit.
+        max_failures: Number of failures without a trajectory that succeeds; None for no limit, also of
+            `outage_s` and `max_drops_in_a_row`.
+        outage_s: Seconds without a trajectory that succeeds while infrastructure fails.
+        max_drops_in_a_row: Number of groups that may be dropped without a trajectory that succeeds.
+        clock: Returns the time in seconds.
 
     Attributes:
         failures: Number of failures by kind.
@@ -107,19 +126,29 @@ class FailurePolicy:
     """
 
     def __init__(
-        self, on_failure: OnFailure, *, max_replacements: int = 3, max_drops_in_a_row: int | None = 100
+        self,
+        on_failure: OnFailure,
+        *,
+        max_replacements: int = 3,
+        max_failures: int | None = 16,
+        outage_s: float = OUTAGE_S,
+        max_drops_in_a_row: int = 100,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if on_failure not in get_args(OnFailure):
             raise ValueError(f"on_failure is 'replace', 'drop' or 'raise'; got {on_failure!r}")
         check_count("max_replacements", max_replacements, optional=False, least=0)
-        check_count("max_drops_in_a_row", max_drops_in_a_row)
+        check_count("max_failures", max_failures)
+        check_count("max_drops_in_a_row", max_drops_in_a_row, optional=False)
         self.failures: Counter[FailureKind] = Counter()
         self.replaced = 0
         self.dropped = 0
         self._on_failure = on_failure
         self._max_replacements = int(max_replacements)
+        self._max_failures, self._outage_s, self._clock = max_failures, outage_s, clock
         self._max_drops_in_a_row = max_drops_in_a_row
         self._drops_in_a_row = 0
+        self._streaks: dict[object, _Streak] = {}
         self._replacements: dict[int, Counter[int]] = {}
         """Number of replacements of each member, by group."""
 
@@ -128,15 +157,29 @@ class FailurePolicy:
         """Number of failures that say nothing about the policy, the task or the user's code."""
         return sum(self.failures[kind] for kind in INFRASTRUCTURE)
 
-    def fail(self, group: int, member: int, kind: FailureKind) -> Verdict:
+    def fail(
+        self,
+        group: int,
+        member: int,
+        kind: FailureKind,
+        error: type[BaseException] = Exception,
+        *,
+        is_overtaken: bool = False,
+    ) -> Verdict:
         """Record a failure and decide what follows.
 
         Args:
             group: Number of the group.
             member: Index of the trajectory in the group.
             kind: Cause of the failure.
+            error: Type of the error.
+            is_overtaken: Whether another trajectory has come further by now, so that not all of them fail
+                like this one.
         """
         self.failures[kind] += 1
+        hopeless = None if is_overtaken else self._hopeless(group, kind, error)
+        if hopeless is not None:
+            return Verdict("raise", hopeless)
         if self._on_failure == "raise":
             return Verdict("raise", "on_failure is 'raise'")
         if self._on_failure == "drop":
@@ -153,6 +196,7 @@ class FailurePolicy:
     def succeed(self) -> None:
         """Record that a trajectory ended without a failure."""
         self._drops_in_a_row = 0
+        self._streaks.clear()
 
     def forget(self, group: int) -> None:
         """Forget the replacements of a group that has left, or that restarts with other trajectories.
@@ -162,9 +206,25 @@ class FailurePolicy:
         """
         self._replacements.pop(group, None)
 
+    def _hopeless(self, group: int, kind: FailureKind, error: type[BaseException]) -> str | None:
+        """Count a failure; return why others would fail, too, or None."""
+        is_mistake = kind not in INFRASTRUCTURE
+        streak = self._streaks.setdefault((kind, error) if is_mistake else kind, _Streak(self._clock()))
+        streak.count += 1
+        streak.groups.add(group)
+        bound = self._max_failures
+        if bound is None or streak.count < bound or len(streak.groups) < 2:
+            return None
+        if is_mistake:
+            return f"{streak.count} trajectories failed with {error.__name__}, and none succeeded"
+        passed = self._clock() - streak.began
+        if passed < self._outage_s:
+            return None
+        return f"{streak.count} trajectories failed ({kind}) in {passed:.0f} s, and none succeeded"
+
     def _drop(self, group: int, reason: str) -> Verdict:
         limit = self._max_drops_in_a_row
-        if limit is not None and self._drops_in_a_row >= limit:
+        if self._max_failures is not None and self._drops_in_a_row >= limit:
             return Verdict("raise", f"{limit} groups were dropped in a row, and no trajectory succeeded")
         self.forget(group)
         self._drops_in_a_row += 1

@@ -157,7 +157,7 @@ class Outcome:
         agent, record = self._agent, self._agent.record
         if agent.hook is None or not self._has_turns:
             return
-        if self._reward or agent.tool_rewards or agent.answer_rewards or agent.user_rewards:
+        if self._reward or agent.has_rewards:
             self._recording.add_reward(trajectory.reward - self._of_earlier)
         self._recording.annotate(gts=self._task.truth)
         versions = set[int]() if trajectory.ledger is None else {*trajectory.ledger.versions} - {-1}

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from torchrl_agentic.collectors.failure_log import FailureLog
+from torchrl_agentic.collectors.failures import OUTAGE_S
 from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.stats import CollectorStats, Event
 from torchrl_agentic.engines.base import ChatEngine, Engine, EngineUnusable, Finish, OnIds, Sampled
@@ -99,6 +101,8 @@ class Requests:
         self._gate = _gate_of(engine)
         self._knows_log_probs = True
         self._failure: str | None = None
+        self._log = FailureLog(logger)
+        self._failing_since: float | None = None  # without an answer in between
 
     @property
     def version(self) -> int:
@@ -132,6 +136,7 @@ class Requests:
 
         Raises:
             InfrastructureError: If the engine fails more often than `retries` allows, or breaks its protocol.
+            EngineUnusable: If it fails, and has answered no request for `OUTAGE_S` seconds.
             ValueError: If the engine cannot take the prompt.
         """
         if self.permits is None:
@@ -227,7 +232,9 @@ class Requests:
                     if self._failure is not None:
                         raise InfrastructureError(self._failure)
                     version = self.version
-                    return await ask(self.engine), version
+                    found = await ask(self.engine), version
+                    self._failing_since = None
+                    return found
             except asyncio.CancelledError as error:
                 if is_cancelling():
                     raise
@@ -244,11 +251,24 @@ class Requests:
             finally:
                 if self._stats is not None:
                     self._stats.request_ended()
+            self._check_outage(failure)
             if attempt == self._retries:
                 raise failure
-            logger.warning("the engine failed (%s): %s; asking again", key, failure)
+            self._log.add(logging.WARNING, f"the engine failed ({key}): {failure}; asking again", failure)
             await asyncio.sleep(self._backoff_s * 2**attempt)
         raise AssertionError("unreachable")
+
+    def _check_outage(self, failure: InfrastructureError) -> None:
+        """Raise EngineUnusable if the engine fails and has answered nothing for a long time."""
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        passed = now - self._failing_since
+        if passed >= OUTAGE_S:
+            raise EngineUnusable(
+                f"{type(self.engine).__name__} has answered no request for {passed:.0f} s; check that it "
+                f"runs and can be reached. The last error: {failure}"
+            ) from failure
 
     def _count(self, event: Event) -> None:
         if self._stats is not None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
@@ -20,6 +21,7 @@ from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
+from torchrl_agentic.collectors.failure_log import FailureLog, describe, root_error
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
@@ -43,12 +45,20 @@ logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 30.0
 """Seconds that cancelled trajectories may take to end, longer than tools may take to close."""
+Phase: TypeAlias = Literal["task", "trajectory", "reward"]
+_PHASES: tuple[Phase, ...] = get_args(Phase)
 MAX_LOSSES = 3
 """Number of times that a trajectory may be lost with its worker before that counts as its failure."""
 
 
+SHUT_DOWN = (
+    "this collector was shut down, by shutdown(), aclose() or the end of its `with` block, before its tasks "
+    "ended. Create a new AgentCollector; new.load_state_dict(old.state_dict()) skips the tasks that have left"
+)
+
+
 class CollectorError(RuntimeError):
-    """The collector cannot go on; the cause is the failure that ended it."""
+    """The collector cannot go on: a failure ended it, which is the cause, or it was shut down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class Group:
         task: The task.
         place: Number of the task in the order of the tasks, counted from 0.
         label: Number of the group for its readers, the same in a run that is resumed.
+        version: Policy version at which it began.
         cache: Results of calls that its trajectories share, or None.
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by their number, which is the index unless they are branches.
@@ -91,6 +102,7 @@ class Group:
     task: Task
     place: int
     label: int
+    version: int
     cache: CallCache | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
@@ -165,16 +177,25 @@ class RolloutLoop:
         self._last_failure: BaseException | None = None
         self._has_whole_groups = False
         self._error: BaseException | None = None
+        self._why = ""  # it ended with that error, if the error does not say it
+        self._log = FailureLog(logger)
         self._taking = asyncio.Lock()
-        self._is_closed = False
+        self._returned: deque[Sequence[Group]] = deque()
+        """Batches whose consumers were interrupted before they had them."""
+        self._has_read_all = self._is_exhausted = self._is_closed = False
 
-    async def next_batch(self) -> list[Group] | None:
+    async def next_batch(self) -> Sequence[Group] | None:
         """Return the groups of the next batch, oldest first, as soon as it may leave; None after the last.
 
         Raises:
-            CollectorError: If a failure ended the collector, or the tasks raise.
+            CollectorError: If a failure ended the collector, the tasks raise, or it was closed before they
+                ended.
         """
         async with self._taking:
+            if self._returned:
+                groups = self._returned.popleft()
+                self._finish_tasks(groups)
+                return groups
             if not self._own_tasks and not self._is_closed:
                 self._own_tasks = [
                     self._loop.create_task(self._begin_groups()),
@@ -202,17 +223,41 @@ class RolloutLoop:
                 self._leave(groups)
             finally:
                 self._stats.wait_ended()
-            is_over = self._error is None and not groups and not self._is_closed
-            if is_over and not self._has_whole_groups and self._options.failure_hook is None:
-                self._error = self._last_failure  # every group was dropped
-            if self._error is not None:
-                raise CollectorError(f"the collector ended: {self._error}") from self._error
+            if self._error is None and not groups and not self._is_closed:
+                self._is_exhausted = True
+                if not self._has_whole_groups and self._options.failure_hook is None:
+                    self._error = self._last_failure  # every group was dropped
+            self.has_ended()
             return groups or None
+
+    def has_ended(self) -> bool:
+        """Return True if the tasks have ended and all batches have left.
+
+        Raises:
+            CollectorError: If a failure ended the collector, or it was closed before the tasks ended.
+        """
+        if self._error is not None:
+            raise CollectorError(f"the collector ended: {self._why or self._error}") from self._error
+        if self._is_closed and not self._is_exhausted:
+            raise CollectorError(SHUT_DOWN)
+        return self._is_exhausted
+
+    def take_back(self, groups: Sequence[Group]) -> None:
+        """Note that a consumer was interrupted before it had its batch, which the next request returns.
+
+        Args:
+            groups: The groups of the batch.
+        """
+        for group in groups:
+            self._done_tasks.discard(group.place)
+            if self._stream is not None:
+                self._stream.take_back(group.place, group.task.name, _rewards(group))
+        if not self._is_closed:
+            self._returned.append(groups)
 
     def _leave(self, groups: Sequence[Group]) -> None:
         """Count groups that leave in a batch."""
-        for group in groups:
-            self._finish_task(group.place, [trajectory.reward for trajectory in group.done])
+        self._finish_tasks(groups)
         trajectories = [trajectory for group in groups for trajectory in group.done]
         if not trajectories:
             return
@@ -226,6 +271,11 @@ class RolloutLoop:
         ages = {now - version: count for version, count in versions.items()}
         names = [trajectory.name for trajectory in trajectories]
         self._stats.batch(names, tokens=versions.total(), ages=ages)
+
+    def _finish_tasks(self, groups: Sequence[Group]) -> None:
+        """Note that groups have left."""
+        for group in groups:
+            self._finish_task(group.place, _rewards(group))
 
     def _finish_task(self, place: int, rewards: Sequence[float] = ()) -> None:
         """Note that the group of a task has left, or was dropped and has no rewards."""
@@ -241,14 +291,8 @@ class RolloutLoop:
         """Return what has begun and not left; on the event loop of the trajectories. Costs O(tokens)."""
         self._follow_version()
         groups = [
-            GroupState(
-                group.label,
-                group.task.name,
-                self._admission.version - self._admission.age(group.number),
-                group.attempts,
-                *_begun(group),
-            )
-            for group in self._groups.values()
+            GroupState(group.label, group.task.name, group.version, group.attempts, *_begun(group))
+            for group in (*itertools.chain(*self._returned), *self._groups.values())
         ]
         groups += self._resumption.groups
         journal = self._resumption.journal
@@ -283,10 +327,19 @@ class RolloutLoop:
         self._changed.set()
         return version
 
-    async def close(self) -> None:
-        """Cancel all trajectories, and close what they hold open; may be called again."""
+    async def close(self, error: BaseException | None = None) -> None:
+        """Cancel all trajectories, and close what they hold open; may be called again.
+
+        Args:
+            error: The error that ended the collector, for further requests of batches; None: it was shut
+                down.
+        """
         self._is_closed = True
+        if self._error is None and not isinstance(error, CollectorError):
+            self._error = error
+        self._returned.clear()
         self._changed.set()
+        self._is_exhausted = self._is_exhausted or (self._has_read_all and not self._groups)
         running = {*self._trajectories, *self._own_tasks}
         for task in running:
             task.cancel()
@@ -318,9 +371,10 @@ class RolloutLoop:
             self._changed.clear()
             await self._changed.wait()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, why: str = "") -> None:
         """End the collector; the next request for a batch raises the error."""
-        self._error = self._error or error
+        if self._error is None:
+            self._error, self._why = error, why
         self._changed.set()
 
     async def _begin_groups(self) -> None:
@@ -351,6 +405,7 @@ class RolloutLoop:
                     "before it: pass the tasks that the state was saved with"
                 )
             self._admission.end()
+            self._has_read_all = True
             self._changed.set()
         except asyncio.CancelledError as error:
             if is_cancelling():
@@ -369,12 +424,29 @@ class RolloutLoop:
             )
         number = self._restored[saved.label]
         if self._options.branching is not None:  # trees begin again, under names of their own
-            group = Group(number, task, place, saved.label, self._new_cache(), attempts=saved.attempts + 1)
+            group = Group(
+                number,
+                task,
+                place,
+                saved.label,
+                saved.version,
+                self._new_cache(),
+                attempts=saved.attempts + 1,
+            )
             self._groups[number] = group
             self._begin_trajectories(group)
             return
         done = [replace(one, task=task) for one in saved.finished]
-        group = Group(number, task, place, saved.label, self._new_cache(), done, attempts=saved.attempts)
+        group = Group(
+            number,
+            task,
+            place,
+            saved.label,
+            saved.version,
+            self._new_cache(),
+            done,
+            attempts=saved.attempts,
+        )
         group.saved = {one.index: one for one in saved.running}
         self._groups[number] = group
         for one in done:
@@ -406,7 +478,8 @@ class RolloutLoop:
             return
         self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
         self._follow_version()
-        group = Group(self._admission.begin(), task, number, label, self._new_cache())
+        version = self._admission.version
+        group = Group(self._admission.begin(), task, number, label, version, self._new_cache())
         self._groups[group.number] = group
         self._begin_trajectories(group)
 
@@ -430,15 +503,19 @@ class RolloutLoop:
         """Drop a task that cannot be read, or end the collector."""
         self._stats.failure("task")
         self._last_failure = error
-        verdict = self._failures.fail(-1, 0, "task")
+        verdict = self._failures.fail(
+            -1 - number, 0, "task", type(error), is_overtaken=self._is_overtaken("task")
+        )
         self._finish_task(number)
         if verdict.action == "raise":
+            self._fail(error, f"{verdict.reason}. Task {number}: {error}")
             raise error
         self._stats.count("dropped")
         if self._options.failure_hook is not None:
             self._options.failure_hook(FailedTask(number, None, "task", error))
             return
-        logger.error("task %d is dropped, since %s: %s", number, verdict.reason, error)
+        said = f"task {number} is dropped, since {verdict.reason}: {error}"
+        self._log.add(logging.ERROR, said, error)
 
     def _may_begin(self) -> bool:
         return (
@@ -662,11 +739,18 @@ class RolloutLoop:
             return
         branch = group.branches.get(index)
         is_tree_lost = branch is not None and not branch.can_be_resumed
-        verdict = self._failures.fail(group.number, branch.index if branch and is_tree_lost else index, kind)
+        verdict = self._failures.fail(
+            group.number,
+            branch.index if branch and is_tree_lost else index,
+            kind,
+            type(root_error(error)),
+            is_overtaken=self._is_overtaken(run.phase),
+        )
         if verdict.action == "raise":
-            self._fail(error)
+            self._fail(error, f"{verdict.reason}. {describe(error)} (trajectory {name}, {kind})")
         elif verdict.action == "replace":
-            logger.warning("trajectory %s failed (%s; %s): %r", name, kind, verdict.reason, error)
+            said = f"trajectory {name} failed ({kind}; {verdict.reason}): {error!r}"
+            self._log.add(logging.WARNING, said, error, has_traceback=kind == "crash")
             group.attempts += 1
             self._stats.count("replaced")
             if branch is not None and is_tree_lost:
@@ -680,14 +764,16 @@ class RolloutLoop:
             except Exception as raised:
                 self._fail(raised)
         else:
-            logger.error(
-                "trajectory %s failed (%s); its group is dropped, since %s",
-                name,
-                kind,
-                verdict.reason,
-                exc_info=error,
+            said = (
+                f"trajectory {name} failed ({kind}); its group is dropped, since {verdict.reason}: {error!r}"
             )
+            self._log.add(logging.ERROR, said, error, has_traceback=kind == "crash")
             self._drop(group)
+
+    def _is_overtaken(self, phase: Phase) -> bool:
+        """Return True if a trajectory that runs has come further than a phase."""
+        runs = (run for group in self._groups.values() for _, run in group.runs.values())
+        return any(_PHASES.index(run.phase) > _PHASES.index(phase) for run in runs)
 
     def _drop(self, group: Group) -> None:
         """Drop a group; the next one takes its place."""
@@ -704,6 +790,7 @@ class RolloutLoop:
             group.task,
             group.place,
             group.label,
+            self._admission.version,
             self._new_cache(),
             attempts=group.attempts + 1,
         )
@@ -726,6 +813,10 @@ class RolloutLoop:
         for item in forgotten:
             self._discard(group.branches.get(item[1]))
         self._waiting = deque(item for item in self._waiting if item not in forgotten)
+
+
+def _rewards(group: Group) -> list[float]:
+    return [trajectory.reward for trajectory in group.done]
 
 
 def _begun(group: Group) -> tuple[tuple[Trajectory, ...], tuple[RunningTrajectory, ...]]:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import random
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -16,6 +16,8 @@ from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.errors import check_count
 
 logger = logging.getLogger(__name__)
+KEPT_GROUPS = 16
+"""Number of groups of a task whose rewards a `TaskStream` keeps one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,11 @@ class Progress:
         epoch: Number of the epoch, counted from 0.
         n_read: Number of tasks read so far, in all epochs.
         tasks: The tasks that are to come in this epoch, in order.
-        rewards: Name of a task → the rewards of each of its groups so far, in the order in which they left.
-            Tasks without a group are missing.
+        rewards: Name of a task → the rewards of each of its last `KEPT_GROUPS` groups, in the order in which
+            they left. Tasks without a group are missing.
         rng: Random numbers that depend only on the seed of the stream and on `n_read`.
+        means: Name of a task → the mean reward of all of its trajectories so far. Tasks without one are
+            missing.
     """
 
     epoch: int
@@ -36,15 +40,46 @@ class Progress:
     tasks: tuple[Task, ...]
     rewards: Mapping[str, Sequence[Sequence[float]]]
     rng: random.Random
+    means: Mapping[str, float]
 
     def mean_reward(self, task: Task) -> float | None:
         """Return the mean reward of all trajectories of a task so far; None before its first group."""
-        found = [reward for group in self.rewards.get(task.name, ()) for reward in group]
-        return sum(found) / len(found) if found else None
+        return self.means.get(task.name)
+
+
+class _Rewards:
+    """The rewards of one task: those of its last groups, and the sum of all."""
+
+    __slots__ = ("count", "groups", "total")
+
+    def __init__(self, groups: Iterable[Sequence[float]] = (), total: float = 0.0, count: int = 0) -> None:
+        self.groups: deque[list[float]] = deque((list(group) for group in groups), KEPT_GROUPS)
+        self.total, self.count = total, count
+
+    def add(self, rewards: Iterable[float]) -> None:
+        """Add the rewards of a group."""
+        group = [float(reward) for reward in rewards]
+        self.groups.append(group)
+        self.total += sum(group)
+        self.count += len(group)
+
+    def remove(self, rewards: Sequence[float]) -> None:
+        """Remove the rewards of a group that was added as one of the last."""
+        group = [float(reward) for reward in rewards]
+        self.groups.reverse()
+        self.groups.remove(group)  # the last one of those that are equal
+        self.groups.reverse()
+        self.total -= sum(group)
+        self.count -= len(group)
+
+    def copies(self) -> list[list[float]]:
+        """Return copies of the rewards of the last groups."""
+        return [[*group] for group in self.groups]
 
 
 _STATE = frozenset((
     "tasks", "seed", "epoch", "n_read", "place", "has_begun", "order", "asked_at", "unfinished", "rewards",
+    "reward_sums",
 ))  # fmt: skip
 """Keys of the state of a `TaskStream`."""
 
@@ -119,7 +154,7 @@ class TaskStream(Iterable[Task]):
         self._place = self._asked_at = 0
         self._again: deque[tuple[int, int]] = deque()  # number and index of tasks that are read again
         self._unfinished: dict[int, int] = {}  # of the tasks that a reader has taken
-        self._rewards: dict[str, list[list[float]]] = {}
+        self._rewards: defaultdict[str, _Rewards] = defaultdict(_Rewards)
 
     def __iter__(self) -> Iterator[Task]:
         while (found := self._take(finishes=True)) is not None:
@@ -130,7 +165,7 @@ class TaskStream(Iterable[Task]):
         with self._reading, self._lock:
             self._again.extendleft(sorted(self._unfinished.items(), reverse=True))
             self._unfinished.clear()
-        return TaskReader(functools.partial(self._take, finishes=False), self._leave)
+        return TaskReader(functools.partial(self._take, finishes=False), self._leave, self._take_back)
 
     def record(self, name: str, rewards: Iterable[float]) -> None:
         """Keep the rewards of a group, for the curriculum; a collector does so by itself.
@@ -145,7 +180,7 @@ class TaskStream(Iterable[Task]):
         if name not in self._indices:
             raise ValueError(f"there is no task {name!r} in this stream")
         with self._lock:
-            self._rewards.setdefault(name, []).append([float(reward) for reward in rewards])
+            self._rewards[name].add(rewards)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the rewards, as values for JSON."""
@@ -160,7 +195,8 @@ class TaskStream(Iterable[Task]):
                 "order": [*self._order] if self._order is not None and self._is_altered else None,
                 "asked_at": self._asked_at,
                 "unfinished": [[*one] for one in sorted((*self._unfinished.items(), *self._again))],
-                "rewards": {name: [[*group] for group in groups] for name, groups in self._rewards.items()},
+                "rewards": {name: one.copies() for name, one in self._rewards.items()},
+                "reward_sums": {name: [one.total, one.count] for name, one in self._rewards.items()},
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -190,9 +226,9 @@ class TaskStream(Iterable[Task]):
             self._order = self._shuffled() if order is None and state_dict["has_begun"] else order
             self._unfinished.clear()
             self._again = deque((number, index) for number, index in state_dict["unfinished"])
-            self._rewards = {
-                name: [[*group] for group in groups] for name, groups in state_dict["rewards"].items()
-            }
+            self._rewards.clear()
+            for name, groups in state_dict["rewards"].items():
+                self._rewards[name] = _Rewards(groups, *state_dict["reward_sums"][name])
 
     def _fingerprint(self) -> list[Any]:
         """Return the number of tasks, and a hash of their names."""
@@ -212,6 +248,15 @@ class TaskStream(Iterable[Task]):
             index = self._unfinished.pop(number, None)
             if index is not None and rewards:
                 self.record(self.tasks[index].name, rewards)
+
+    def _take_back(self, number: int, name: str, rewards: Sequence[float]) -> None:
+        """Mark a task as not done after all, and forget the rewards of its group."""
+        with self._lock:
+            self._unfinished[number] = self._indices[name]
+            if rewards:
+                self._rewards[name].remove(rewards)
+                if not self._rewards[name].groups:
+                    del self._rewards[name]
 
     def _take(self, *, finishes: bool) -> tuple[int, Task] | None:
         """Return number and value of the next task, or None after the last one.
@@ -259,10 +304,11 @@ class TaskStream(Iterable[Task]):
         order, is_altered = rest, self._place > 0 or self._is_altered
         if self._curriculum is not None and rest:
             with self._lock:
-                rewards = {name: [[*group] for group in groups] for name, groups in self._rewards.items()}
+                rewards = {name: one.copies() for name, one in self._rewards.items()}
+                means = {name: one.total / one.count for name, one in self._rewards.items() if one.count}
             rng = random.Random(f"{self._seed}/curriculum/{self.n_read}")
             tasks = tuple(self.tasks[index] for index in rest)
-            chosen = self._curriculum(Progress(self.epoch, self.n_read, tasks, rewards, rng))
+            chosen = self._curriculum(Progress(self.epoch, self.n_read, tasks, rewards, rng, means))
             if chosen is not None:
                 order, is_altered = [self._index(task) for task in chosen], True
         if order or self._order is not None:
@@ -284,14 +330,17 @@ class TaskReader(Iterator[Task]):
     Args:
         take: Returns number and task of the next one; None after the last one.
         leave: Called with the number of a task that is done, and the rewards of its group.
+        take_back: Called with number and name of a task that is not done after all, and the rewards of its
+            group.
     """
 
     def __init__(
         self,
         take: Callable[[], tuple[int, Task] | None],
         leave: Callable[[int, Sequence[float]], None],
+        take_back: Callable[[int, str, Sequence[float]], None],
     ) -> None:
-        self._take, self._leave = take, leave
+        self._take, self._leave, self._take_back = take, leave, take_back
         self._numbers: list[int] = []
 
     def __next__(self) -> Task:
@@ -317,3 +366,13 @@ class TaskReader(Iterator[Task]):
             rewards: Rewards of its group; none if the group was dropped.
         """
         self._leave(self._numbers[place], rewards)
+
+    def take_back(self, place: int, name: str, rewards: Sequence[float] = ()) -> None:
+        """Mark a task as not done after all, because the consumer of its group was interrupted.
+
+        Args:
+            place: Number of the task among those that this reader has read, counted from 0.
+            name: Name of the task.
+            rewards: The rewards that `leave` got.
+        """
+        self._take_back(self._numbers[place], name, rewards)

@@ -44,7 +44,8 @@ class WorkerSpec:
             tokenizer_options=self.tokenizer_options,
         )
         # The collector records and computes the rewards.
-        agent.hook, agent.record, agent.tool_rewards, agent.answer_rewards = None, None, [], []
+        agent.hook, agent.record = None, None
+        agent.tool_rewards, agent.answer_rewards, agent.user_rewards = [], [], []
         return agent
 
 

@@ -26,6 +26,7 @@ from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import with_tools_message
 from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.tools.row_data import check_rows
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.pipeline import leaves
 
@@ -171,6 +172,7 @@ def evaluate(
         raise TypeError(
             f"tools is a list of tools, a ToolCompose, or a Compose with one; got {type(tools).__name__}"
         )
+    check_rows((task.data for task in wanted), [tool.name for tool in compose.tools])
     options = dict(tokenizer_options or {})
     has_tokens = not (takes_messages or options.get("use_inference_chat_template", False))
     shows_tools = takes_messages or tokenizer is None or "tools" in (tokenizer.chat_template or "")
@@ -229,6 +231,7 @@ def evaluate(
             trajectory_timeout=trajectory_timeout,
             on_failure="replace",
             max_replacements=retries,
+            max_failures=None,
             engine_retries=engine_retries,
             tokenizer_options=options,
             failure_hook=run.fail,

@@ -15,6 +15,8 @@ from torchrl_agentic.tokens.ledger import TokenLedger
 
 QUESTION_CHARS = 200
 """Largest number of characters of a question in lists."""
+UNFINISHED = frozenset(("failed", "abandoned", "reset", "closed"))
+"""Reasons of the ends of trajectories that no trainer gets, and whose scores are those of a part."""
 _USER = re.compile(r"^user\n", re.MULTILINE)
 _ROLE_LINE = re.compile(r"^(?:system|assistant|tool)$", re.MULTILINE)
 
@@ -89,6 +91,11 @@ class TrajectoryRecord:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     run: str = ""
     origin: Origin = Origin()
+
+    @property
+    def is_finished(self) -> bool:
+        """True unless the trajectory failed or was cut off, so that its score is not that of a whole one."""
+        return self.termination_reason not in UNFINISHED
 
     @property
     def messages(self) -> Iterator[Message]:
@@ -187,6 +194,11 @@ class Summary:
     question: str = ""
     origin: Origin = Origin()
     advantage: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """See `TrajectoryRecord.is_finished`."""
+        return self.termination_reason not in UNFINISHED
 
     @property
     def n_calls(self) -> int:

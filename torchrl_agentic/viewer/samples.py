@@ -14,8 +14,6 @@ from torchrl_agentic.viewer.report.statistics import is_measurable
 EPS = 1e-4
 """Added to the standard deviation of a group, as by `group_advantage`."""
 BEFORE_CHARS = 40
-UNFINISHED = frozenset(("failed", "reset", "closed"))
-"""Reasons of ends of trajectories that no trainer gets."""
 GroupKey: TypeAlias = "tuple[str, int | None, int | None, str]"
 """Run, step, number of the group in its collector, and name of the prompt; a number makes the step None."""
 
@@ -118,7 +116,7 @@ class SampleGroups:
                 summary.step,
                 summary.score,
                 summary.advantage,
-                summary.termination_reason not in UNFINISHED,
+                summary.is_finished,
             )
         )
 

@@ -49,6 +49,19 @@ def test_invalid_score_does_not_change_the_mean(score: float):
     assert (total.not_finite, total.unscored) == (1, 1)
 
 
+@pytest.mark.parametrize("reason", ["failed", "abandoned", "reset", "closed"])
+def test_the_score_of_a_trajectory_that_did_not_end_enters_no_mean_and_no_ranking(reason: str):
+    unfinished = replace(trajectory(score=-5.0), termination_reason=reason, extras={"acc": 1.0})
+    report = _report(trajectory(score=1.0), unfinished, trajectory(score=0.0))
+    total = report.total
+    assert (total.score.mean, total.positive.mean, total.trajectories) == (0.5, 0.5, 3)
+    assert (total.unfinished, total.unscored, total.right.count) == (1, 0, 0)
+    assert [one.score for one in report.worst] == [0.0, 1.0]
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(report_tables(report))
+    assert "Scores leave out trajectories: 1 that did not end." in shown.getvalue()
+
+
 def test_the_standard_error_is_that_of_the_textbook():
     total = _report(*(trajectory(score=score) for score in (1.0, 2.0, 4.0, 5.0))).total
     assert total.score.error == pytest.approx(math.sqrt(10 / 3) / 2)

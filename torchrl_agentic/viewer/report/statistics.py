@@ -57,8 +57,9 @@ class StepReport:
         first: First step.
         last: Last step.
         trajectories: Number of trajectories.
-        score: Scores, except missing, NaN and infinite ones.
-        unscored: Number of trajectories without a score.
+        score: Scores, except missing, NaN and infinite ones, and those of trajectories that did not end.
+        unfinished: Number of trajectories that did not end, because they failed or were cut off.
+        unscored: Number of the others without a score.
         not_finite: Number of trajectories whose score is NaN or infinite.
         positive: Share of scores above 0.
         right: Share of correct answers by `acc`, which verl's reward functions record, where it is known.
@@ -81,6 +82,7 @@ class StepReport:
     last: int
     trajectories: int
     score: Average
+    unfinished: int
     unscored: int
     not_finite: int
     positive: Average

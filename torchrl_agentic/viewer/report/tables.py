@@ -129,9 +129,13 @@ def _headline(report: Report) -> list[Text]:
         steps = f"step {total.first}" if total.first == total.last else f"steps {total.first} to {total.last}"
         read += f" of {steps}"
     lines = [Text(read)]
-    apart = [(total.unscored, "without a score"), (total.not_finite, "whose score is not finite")]
+    apart = [
+        (total.unfinished, "that did not end"),
+        (total.unscored, "without a score"),
+        (total.not_finite, "whose score is not finite"),
+    ]
     if missing := [f"{number:,} {what}" for number, what in apart if number]:
-        lines.append(Text(f"Scores leave out trajectories: {' and '.join(missing)}.", style="yellow"))
+        lines.append(Text(f"Scores leave out trajectories: {', '.join(missing)}.", style="yellow"))
     if len(report.runs) > 1:
         most = [f"{printable(run)} ({number:,})" for run, number in list(report.runs.items())[:_MOST_RUNS]]
         more = ", …" if len(report.runs) > _MOST_RUNS else ""

@@ -38,6 +38,7 @@ class StepTally:
 
     trajectories: int = 0
     score: Moments = field(default_factory=Moments)
+    unfinished: int = 0
     unscored: int = 0
     not_finite: int = 0
     positive: Moments = field(default_factory=Moments)
@@ -84,6 +85,9 @@ class StepTally:
             self.injected.add(len(record.tokens.ledger) - sampled)
 
     def _add_score(self, record: TrajectoryRecord) -> None:
+        if not record.is_finished:
+            self.unfinished += 1
+            return
         if record.score is None:
             self.unscored += 1
         elif not is_measurable(record.score):
@@ -110,6 +114,7 @@ class StepTally:
     def merge(self, other: StepTally) -> None:
         """Add all trajectories of another tally."""
         self.trajectories += other.trajectories
+        self.unfinished += other.unfinished
         self.unscored += other.unscored
         self.not_finite += other.not_finite
         self.statuses.update(other.statuses)
@@ -131,6 +136,7 @@ class StepTally:
             first=first,
             last=last,
             trajectories=self.trajectories,
+            unfinished=self.unfinished,
             unscored=self.unscored,
             not_finite=self.not_finite,
             statuses=_most_common(self.statuses),
@@ -189,7 +195,7 @@ class Tally:
         """
         step = record.step if step is None else step
         self.steps.setdefault(step, StepTally()).add(record, version)
-        if record.score is not None and is_measurable(record.score):
+        if record.is_finished and record.score is not None and is_measurable(record.score):
             self._rank(record, record.score, step)
         if record.run:
             self.runs[record.run] += 1
