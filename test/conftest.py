@@ -18,6 +18,9 @@ HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
 sys.path.append(str(HERE.parent / "benchmarks"))
+
+from helpers.limit import SLOWNESS, limit, measure_slowness  # noqa: E402
+
 SLOW = (
     "sandbox",
     "tools/test_sandbox_fusion.py",
@@ -136,11 +139,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help=text)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the quick profile if `--quick` is given, and keep the order of files under xdist."""
+    """Load the quick profile if `--quick` is given, keep the order of files under xdist, and scale limits."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
     config.option.loadscopereorder = False  # pytest_collection_modifyitems orders them
+    if not hasattr(config, "workerinput"):  # whose environment is that of the process that has measured
+        os.environ[SLOWNESS] = str(measure_slowness(getattr(config.option, "numprocesses", None) or 1))
+    if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
+        config.option.timeout = limit(float(config.getini("timeout")))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.limit import limit
 from tensordict import TensorDict, TensorDictBase
 from torchrl.modules.llm import TransformersWrapper
 
@@ -171,7 +172,7 @@ async def test_the_policy_runs_on_one_thread_while_the_loop_goes_on():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
 
     policy.before = wait
     engine = LockStep(policy, WORDS, wait_s=0.0, max_concurrent=8)
@@ -194,7 +195,7 @@ async def test_an_update_waits_for_the_batch_that_runs():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
         assert not policy.loaded
 
     policy.before = wait
@@ -259,7 +260,7 @@ async def test_closing_does_not_wait_for_the_batch_that_runs():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
 
     policy.before = wait
     engine = LockStep(policy, WORDS, wait_s=0.0)

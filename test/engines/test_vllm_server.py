@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from helpers.limit import limit
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
-from helpers.vllm_training import STEPS, run_program, train
+from helpers.vllm_training import STEPS, run_page, train
 
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import HTTPEngine
@@ -21,8 +22,8 @@ from torchrl_agentic.testing import EngineContract
 from torchrl_agentic.testing.tiny import TINY
 from torchrl_agentic.tools.service import Patience
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
-START_S = 240
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300))]
+START_S = limit(240)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def server(tmp_path_factory):
 
 def answers(url):
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=limit(5)).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -76,7 +77,7 @@ def end(process):
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
-            process.wait(20)
+            process.wait(limit(20))
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
 
@@ -156,7 +157,7 @@ def test_after_each_optimizer_step_the_server_samples_from_the_new_weights(serve
 
 
 def test_the_program_of_the_page_trains_over_a_server(server, tmp_path):
-    lines = run_program("A server", tmp_path, "http://127.0.0.1:8000", server[0])
+    lines = run_page("A server", tmp_path, "http://127.0.0.1:8000", server[0])
     assert [line.split()[1] for line in lines] == ["1", "2"]
 
 

@@ -9,10 +9,11 @@ import sys
 import time
 
 import httpx
+from helpers.limit import limit
 
 from torchrl_agentic.testing.tiny import TINY
 
-START_S = 240
+START_S = limit(240)
 
 
 class VLLMServer:
@@ -60,7 +61,7 @@ class VLLMServer:
     def kill(self):
         """End the server and the processes that it started, without any notice."""
         os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(20)
+        self._process.wait(limit(20))
 
     def end(self):
         """End the server, if it runs."""
@@ -69,7 +70,7 @@ class VLLMServer:
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, sign)
-                self._process.wait(20)
+                self._process.wait(limit(20))
 
 
 @contextlib.contextmanager
@@ -86,6 +87,6 @@ def serving(folder, *options):
 
 def _answers(url):
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=limit(5)).status_code == 200
     except httpx.TransportError:
         return False

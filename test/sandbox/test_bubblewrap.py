@@ -4,12 +4,13 @@ import asyncio
 import dataclasses
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def test_default_sandbox_without_any_tier_names_the_remedy():
     )
     env = {"PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+    done = run_program(command, env=env, capture_output=True, text=True, timeout=30, check=True)
     for piece in ("apt install bubblewrap", "UnsafeSubprocessSandbox", "no sandbox works here"):
         assert piece in done.stdout
 
@@ -263,7 +264,7 @@ async def test_no_folder_is_left_after_code_nested_folders_deeply(workspaces):
         await sandbox.close()
         assert not os.listdir(workspaces)
     finally:
-        subprocess.run(["rm", "-rf", workspaces], check=True)
+        run_program(["rm", "-rf", workspaces], check=True)
 
 
 async def test_a_pipe_that_has_ended_is_never_read_again():
@@ -271,7 +272,7 @@ async def test_a_pipe_that_has_ended_is_never_read_again():
     ours, writer = os.pipe()
     drain = PipeReader(ours, Capture(1000))
     os.close(writer)
-    await asyncio.wait_for(drain.ended.wait(), 5)
+    await asyncio.wait_for(drain.ended.wait(), limit(5))
     others, writer = os.pipe()
     os.set_blocking(others, False)
     assert others == ours, "the test needs the number to be used again"
