@@ -1,6 +1,7 @@
 """`HTTPEngine` beside a real vLLM server on the CPU: `make test-vllm`."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from typing import ClassVar
 import httpx
 import pytest
 from helpers.limit import limit
+from helpers.processes import started
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from helpers.vllm_training import STEPS, run_page, train
 
@@ -38,30 +40,19 @@ def server(tmp_path_factory):
     options += ["--dtype=float32", "--enforce-eager", f"--max-model-len={CONTEXT}"]
     options += [f"--max-num-seqs={ARGS['max_num_seqs']}"]
     log = tmp_path_factory.mktemp("server") / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "vllm.entrypoints.launchers.api_server.entry",
-                "--model",
-                str(TINY),
-                *options,
-            ],
-            env={**os.environ, **own},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    program = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(TINY)]
+    environment = {**os.environ, **own}
     url = f"http://127.0.0.1:{port}"
-    try:
+    with (
+        log.open("wb") as file,
+        started([*program, *options], env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
         until = time.monotonic() + START_S
         while not answers(url):
             assert process.poll() is None, log.read_text()[-5000:]
             assert time.monotonic() < until, log.read_text()[-5000:]
             time.sleep(0.5)
         yield url, process
-    finally:
         end(process)
 
 
@@ -73,13 +64,10 @@ def answers(url):
 
 
 def end(process):
-    """End a server and the processes that it started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(limit(20))
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+    """Ask a server and the processes that it started to end, and wait for it."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(limit(20))
 
 
 def engine_of(url, **options):
