@@ -63,7 +63,7 @@ class TestPythonInterpreter:
 
     @pytest.mark.parametrize("persistent", [True, False])
     def test_failure_is_an_error_with_the_earlier_output(self, chat, persistent):
-        """TorchRL's persistent process may answer before its thread has read all of stderr; hence the tries."""
+        """TorchRL may answer before its thread has read all of stderr; hence the tries."""
         chat = chat(1, as_tool(PythonInterpreter(persistent=persistent), name="python"))
         for _ in range(20 if persistent else 1):
             ((text,),) = chat.step(call("python", code="print('before')\n1 / 0"))
