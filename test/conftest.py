@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -18,6 +19,10 @@ HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
 sys.path.append(str(HERE.parent / "benchmarks"))
+
+from helpers.leaks import no_leaks  # noqa: E402
+from helpers.limit import SLOWNESS, limit, measure_slowness  # noqa: E402
+
 SLOW = (
     "sandbox",
     "tools/test_sandbox_fusion.py",
@@ -132,16 +137,23 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--quick`."""
+    """Add `--quick` and `--order-seed`."""
     text = "skip tests marked `slow`, and try few examples of each property"
     parser.addoption("--quick", action="store_true", help=text)
+    text = "run the files in the order that this number determines"
+    parser.addoption("--order-seed", type=int, metavar="N", help=text)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-timeout reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the quick profile if `--quick` is given, and keep the order of files under xdist."""
+    """Load the quick profile if `--quick` is given, keep the order of files under xdist, and scale limits."""
     if config.getoption("--quick"):
         settings.load_profile("quick")
     config.option.loadscopereorder = False  # pytest_collection_modifyitems orders them
+    if not hasattr(config, "workerinput"):  # whose environment is that of the process that has measured
+        os.environ[SLOWNESS] = str(measure_slowness(getattr(config.option, "numprocesses", None) or 1))
+    if config.option.timeout is None and "PYTEST_TIMEOUT" not in os.environ:
+        config.option.timeout = limit(float(config.getini("timeout")))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -159,6 +171,13 @@ def _place(path: Path) -> int:
     name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
     places = (index for index, slow in enumerate(SLOW) if name == slow or name.startswith(f"{slow}/"))
     return next(places, len(SLOW))
+
+
+@pytest.fixture(autouse=True)
+def _leaks() -> Iterator[None]:
+    """Fail the test that leaves open files or processes behind; see `no_leaks`."""
+    with no_leaks():
+        yield
 
 
 @pytest.fixture
@@ -202,7 +221,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    if hasattr(config, "workerinput"):
+    if (seed := config.getoption("--order-seed")) is not None:
+        places = {path: random.Random(f"{seed} {path}").random() for path in {item.path for item in items}}
+        items.sort(key=lambda item: places[item.path])
+    elif hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not _needs_machine(item.nodeid), _place(item.path)))
 
 

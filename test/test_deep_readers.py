@@ -1,5 +1,6 @@
 """For deeply nested text and values, every reader returns a value or raises its documented error."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import IO
 
 import pytest
 from helpers.deep_readers import DEEPEST, READERS
+from helpers.processes import started
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,15 +24,15 @@ class Child:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._stack = contextlib.ExitStack()
 
     def ask(self, *case: object) -> str:
         """Return what became of a case: "value", "refused", another exception, or how the process ended."""
         if self._process is None:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE / "records")))}
-            self._process = subprocess.Popen(
-                [sys.executable, HERE / "helpers" / "deep_readers.py"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-            )  # fmt: skip
+            program = [sys.executable, HERE / "helpers" / "deep_readers.py"]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._process = self._stack.enter_context(started(program, text=True, env=environment, **pipes))
         stdin, stdout = self._pipes()
         print(*case, sep="\t", file=stdin, flush=True)
         answer = stdout.readline().rstrip("\n")
@@ -47,11 +49,8 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            for pipe in self._pipes():
-                pipe.close()
-            self._process.wait()
-            self._process = None
+        self._stack.close()
+        self._process = None
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.limit import limit
+from helpers.processes import run_program, started
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -25,19 +28,25 @@ MEASURED = {"seconds/sample", "seconds/train", "agentic/tool_seconds"}
 """Scalars that differ from run to run."""
 
 
-def start(out: Path, *words: str) -> "subprocess.Popen[str]":
-    """Start the script."""
+def start(out: Path, *words: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """Start the script, which ends with the context."""
     command = [sys.executable, "examples/grpo.py", "examples/grpo.yaml", f"out={out}", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+    return started(command, cwd=ROOT, env=env, text=True, **pipes)
 
 
-def ended(process: "subprocess.Popen[str]") -> str:
+def output(process: "subprocess.Popen[str]") -> str:
     """Return the output of a script that ends well."""
-    stdout, stderr = process.communicate(timeout=110)
+    stdout, stderr = process.communicate(timeout=limit(110))
     assert process.returncode == 0, stderr
     return stdout
+
+
+def ended(out: Path, *words: str) -> str:
+    """Run the script to its end, which is a good one, and return its output."""
+    with start(out, *words) as process:
+        return output(process)
 
 
 def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
@@ -53,19 +62,20 @@ def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
     """Killed after the second step, before its checkpoint or while that is saved."""
-    whole, killed = start(tmp_path / "whole", *SYNC), start(tmp_path / "killed", *SYNC)
-    assert killed.stdout is not None
-    for line in killed.stdout:
-        if line.startswith("step 1"):
-            killed.send_signal(signal.SIGKILL)
-            break
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    again = start(tmp_path / "killed", *SYNC)
-    assert again.wait(60) == 1
-    assert "holds a run: continue it with --resume" in again.communicate()[1]
-    assert ended(start(tmp_path / "killed", *SYNC, "--resume")).startswith(("step 1", "step 2"))
-    ended(whole)
+    with start(tmp_path / "whole", *SYNC) as whole:
+        with start(tmp_path / "killed", *SYNC) as killed:
+            assert killed.stdout is not None
+            for line in killed.stdout:
+                if line.startswith("step 1"):
+                    killed.send_signal(signal.SIGKILL)
+                    break
+            killed.communicate(timeout=limit(60))
+        assert killed.returncode == -signal.SIGKILL
+        with start(tmp_path / "killed", *SYNC) as again:
+            assert "holds a run: continue it with --resume" in again.communicate(timeout=limit(60))[1]
+        assert again.returncode == 1
+        assert ended(tmp_path / "killed", *SYNC, "--resume").startswith(("step 1", "step 2"))
+        output(whole)
     expected = curves(tmp_path / "whole")
     assert [step for step, _ in expected["reward/mean"]] == [0, 1, 2]
     assert any(value for _, value in expected["loss/kl_to_ref"])
@@ -80,8 +90,8 @@ def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
 
 def test_batches_ahead_survive_a_resume_and_tensorboard_shows_each_step_once(tmp_path: Path):
     words = [*SMALL, "staleness=2", "logger=tensorboard", "evaluate_every=3"]
-    ended(start(tmp_path, *words, "steps=2", "save_every=1"))
-    ended(start(tmp_path, *words, "steps=4", "--resume"))
+    ended(tmp_path, *words, "steps=2", "save_every=1")
+    ended(tmp_path, *words, "steps=4", "--resume")
     shown = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
     logged = curves(tmp_path)["reward/mean"]
     assert [one.step for one in shown] == [step for step, _ in logged] == [0, 1, 2, 3]
@@ -96,26 +106,29 @@ def test_batches_ahead_survive_a_resume_and_tensorboard_shows_each_step_once(tmp
 
 
 def test_it_trains_over_the_collector_of_torchrl(tmp_path: Path):
-    output = ended(start(tmp_path, *SMALL, "collector=llm", "steps=2", "accumulate=2", "staleness=1"))
-    assert [line.split()[1] for line in output.splitlines()] == ["0", "1"]
+    printed = ended(tmp_path, *SMALL, "collector=llm", "steps=2", "accumulate=2", "staleness=1")
+    assert [line.split()[1] for line in printed.splitlines()] == ["0", "1"]
     assert len(curves(tmp_path)["reward/mean"]) == 2
     assert (tmp_path / "checkpoints" / "000002" / ".metadata").is_file()
 
 
 def test_wrong_settings_are_named(tmp_path: Path):
-    wrong = start(tmp_path / "a", *SMALL, "kl=much", "trian=x.jsonl")
-    missing = start(tmp_path / "b", *SMALL, "train=missing.jsonl")
-    never = start(tmp_path / "c", *SMALL, "evaluate_every=0", "dtype=float3")
-    assert "dtype: Input should be 'float32'" in (message := never.communicate(timeout=60)[1])
+    def mistake(out: str, *words: str) -> tuple[int, str]:
+        with start(tmp_path / out, *SMALL, *words) as process:
+            message = process.communicate(timeout=limit(60))[1]
+        return process.returncode, message
+
+    _, message = mistake("c", "evaluate_every=0", "dtype=float3")
+    assert "dtype: Input should be 'float32'" in message
     assert "evaluate_every: Input should be greater than 0" in message
-    message = wrong.communicate(timeout=60)[1]
-    assert wrong.returncode == 2
+    code, message = mistake("a", "kl=much", "trian=x.jsonl")
+    assert code == 2
     assert "kl: Input should be a valid number" in message
     assert "trian: Extra inputs are not permitted" in message
-    message = missing.communicate(timeout=60)[1]
+    code, message = mistake("b", "train=missing.jsonl")
+    assert code == 1
     assert "missing.jsonl" in message
     assert "Traceback" not in message
-    assert missing.returncode == 1
 
 
 def test_two_processes_share_a_model_and_resume(tmp_path: Path):
@@ -125,7 +138,7 @@ def test_two_processes_share_a_model_and_resume(tmp_path: Path):
     def run(*more: str) -> "subprocess.CompletedProcess[str]":
         command = [*torchrun, "examples/grpo.py", "examples/grpo.yaml", *words, *more]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110)
+        return run_program(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110)
 
     found = run("steps=1")
     assert found.returncode == 0, found.stderr

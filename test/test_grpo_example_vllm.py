@@ -1,13 +1,14 @@
 """The GRPO example with vLLM on the CPU: `make test-vllm-servers`, since CI has no time for two engines."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,7 +22,7 @@ def test_the_example_trains_with_vllm_and_resumes(tmp_path):
     ]  # fmt: skip
     for more in (["steps=1"], ["steps=2", "--resume"]):
         command = [sys.executable, "examples/grpo.py", "examples/grpo.yaml", *words, *more]
-        found = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=140)
+        found = run_program(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=140)
         assert found.returncode == 0, found.stderr[-3000:]
     lines = (tmp_path / "scalars" / "reward" / "mean.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["0", "1"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tensordict
 from helpers.legacy_envs import LegacyEnv, call, calls, divide, run
+from helpers.limit import limit
 from tensordict import TensorDict
 from torchrl.data.llm import History
 from torchrl.envs import Compose, TransformedEnv
@@ -163,7 +164,11 @@ def _():
     assert found == [["1"]]
 
 
-@row("PythonInterpreter(services=, service_name=, namespace=)", pytest.mark.legacy, pytest.mark.timeout(400))
+@row(
+    "PythonInterpreter(services=, service_name=, namespace=)",
+    pytest.mark.legacy,
+    pytest.mark.timeout(limit(400)),
+)
 def _():
     import ray
     from torchrl.envs.llm.transforms.tools import PythonExecutorService

@@ -1,19 +1,17 @@
 """Importing the package starts nothing and loads nothing heavy; its names are there."""
 
 import inspect
-import subprocess
 import sys
 
 import pytest
+from helpers.processes import run_program
 
 import torchrl_agentic
 import torchrl_agentic.testing
 
 
 def _fresh(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

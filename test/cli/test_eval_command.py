@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from fakes.chat_server import ChatServer, call, completion, failure
+from helpers.limit import limit
+from helpers.processes import started
 from typer.testing import CliRunner
 
 from torchrl_agentic.cli.main import app
@@ -265,12 +267,12 @@ def test_ctrl_c_prints_the_results_so_far_and_how_to_go_on():
         200,
     )
     words = [sys.executable, "-m", "torchrl_agentic.cli", "eval", "e.yaml"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         for _ in range(4):
             while "scored" not in child.stderr.readline():
                 assert child.poll() is None
         child.send_signal(signal.SIGINT)
-        out, errors = child.communicate(timeout=60)
+        out, errors = child.communicate(timeout=limit(60))
     assert child.returncode == 130, errors
     assert "it was interrupted" in out
     assert "torchrl-agentic eval e.yaml --resume --out evals/e" in errors

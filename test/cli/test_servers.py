@@ -13,14 +13,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from helpers.processes import family, runs
+from helpers.limit import limit
+from helpers.processes import family, runs, started
 from typer.testing import CliRunner
 
 from torchrl_agentic.cli import servers
 from torchrl_agentic.cli.main import app
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 
-WAIT_S = 60
+WAIT_S = limit(60)
 TOKEN = "correct-horse-battery-staple"
 works = pytest.mark.skipif(
     cannot_work() is not None, reason=f"the fork server does not work here: {cannot_work()}"
@@ -31,7 +32,7 @@ works = pytest.mark.skipif(
 def _started(*arguments: str) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Start the command; give it with the URL that it prints."""
     argv = [sys.executable, "-m", "torchrl_agentic.cli", "serve", *arguments]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()  # what bounds it is the time limit of tests

@@ -1,11 +1,11 @@
 """`check tools` shows the schemas that a model gets, or the errors of the file."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli.main import app
@@ -100,7 +100,7 @@ def test_a_class_in_the_working_folder_is_found_by_its_dotted_name(folder: Path)
     (folder / "nested").mkdir()
     (folder / "nested" / "tools.yaml").write_text("tools: [{class_name: functions.Library}]\n")
     command = [Path(sys.executable).with_name("torchrl-agentic"), "check", "tools", "nested/tools.yaml"]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    found = run_program(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 0, found.stderr
     assert "lend" in found.stdout
 

@@ -1,12 +1,12 @@
 """`torchrl-agentic view` in the terminal and as text, and its error messages."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.html_pages import page_of
+from helpers.processes import run_program
 from helpers.viewer_dumps import VERL_LINE, three_steps, trajectory, write
 from typer.testing import CliRunner, Result
 
@@ -18,9 +18,7 @@ def _view(*arguments: str) -> Result:
 
 
 def _run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -118,7 +116,7 @@ def test_verls_command_opens_the_same_viewer(tmp_path: Path):
     script = Path(__file__).parents[2] / "scripts" / "rollout_viewer.py"
     for more, code in (["--text"], 0), ([], 2):
         done, same = (
-            subprocess.run(
+            run_program(
                 [*call, str(tmp_path), *more], capture_output=True, text=True, timeout=60, check=False
             )
             for call in ([sys.executable, str(script)], [sys.executable, "-m", "torchrl_agentic.cli", "view"])
@@ -136,9 +134,7 @@ def test_an_empty_folder_prints_nothing(tmp_path: Path):
 def test_closed_output_pipe_is_not_an_error(tmp_path: Path):
     write(tmp_path, *(trajectory(str(n), step=1, answer="word " * 1000) for n in range(100)))
     command = f"{sys.executable} -m torchrl_agentic.cli view {tmp_path} --text | head -1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60
-    )
+    done = run_program(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("0 · step 1")
 
@@ -146,14 +142,14 @@ def test_closed_output_pipe_is_not_an_error(tmp_path: Path):
 def test_a_dump_of_more_steps_than_files_may_be_open_at_first_is_read(tmp_path: Path):
     write(tmp_path, *(trajectory(f"of-{step}", step=step) for step in range(100)))
     command = f"ulimit -Sn 64; {sys.executable} -m torchrl_agentic.cli view {tmp_path} --text"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    done = run_program(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout.count("of-99 · step 99"), done.stderr) == (1, "")
 
 
 def test_a_terminal_that_knows_no_unicode_gets_escapes(tmp_path: Path):
     write(tmp_path, trajectory("a", step=1))
     code = f"from torchrl_agentic.cli.main import app; app(['view', {str(tmp_path)!r}, '--text'])"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", code],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "PATH": ""},
@@ -179,8 +175,6 @@ def test_without_textual_the_extra_is_named(tmp_path: Path):
         "from pathlib import Path; from torchrl_agentic.cli.view import view\n"
         f"print(view(Path({str(tmp_path)!r}), mask='', query='', sort='none', html=None, as_text=False))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "2"
     assert "pip install 'torchrl-agentic[viewer]'" in done.stderr.replace("\n", " ")

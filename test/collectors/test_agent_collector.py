@@ -21,6 +21,7 @@ from helpers.collector_worlds import (
     tasks_of,
     tokenizer,
 )
+from helpers.limit import limit
 from tensordict import TensorDict
 from torchrl.data import LazyStackStorage, ReplayBuffer
 from torchrl.objectives.llm import GRPOLoss
@@ -405,10 +406,10 @@ def test_a_collector_that_is_garbage_leaves_nothing_open():
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    assert called.wait(10)
+    assert called.wait(limit(10))
     collector.shutdown()
-    thread.join(10)
-    assert closed.wait(10)
+    thread.join(limit(10))
+    assert closed.wait(limit(10))
     other, tool = simple(turns=1, tasks=None)
     next(iter(other))
     alive = weakref.ref(other)
@@ -441,9 +442,9 @@ def test_shutdown_from_another_thread_ends_the_iteration_with_an_error_that_says
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(limit(10))
     collector.shutdown()
-    thread.join(10)
+    thread.join(limit(10))
     assert not thread.is_alive()
     assert ["was shut down" in error for error in errors] == [True]
     assert tool.is_all_closed
@@ -601,9 +602,9 @@ def test_permits_of_a_limiter_come_back_when_a_collector_shuts_down():
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert waits.wait(10)
+    assert waits.wait(limit(10))
     collector.shutdown()
-    thread.join(10)
+    thread.join(limit(10))
     assert (limiter.stats().in_flight, limiter.stats().waiting) == (0, 0)
 
 

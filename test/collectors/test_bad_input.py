@@ -14,6 +14,7 @@ from helpers.collector_worlds import (
     tasks_of,
     tokenizer,
 )
+from helpers.limit import limit
 
 from torchrl_agentic import Task, ToolCompose, ToolResult
 from torchrl_agentic.collectors import CollectorError, Score
@@ -74,7 +75,7 @@ def test_a_generator_that_blocks_stops_nobody():
 
     def tasks():
         yield GOOD
-        goes_on.wait(20)
+        goes_on.wait(limit(20))
         yield GOOD
 
     collector = collector_of(WildEngine(looks(0)), tasks=tasks())

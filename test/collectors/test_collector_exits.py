@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.limit import limit
+from helpers.processes import started
+
 TESTS = Path(__file__).parents[1]
 
 
 def ended(*programs, interrupts=0):
     """Run programs to their end; return their lines. Each of the first `interrupts` ones is interrupted."""
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-W", "ignore", "-m", "helpers.collector_exits", *programs],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
@@ -31,7 +34,7 @@ def ended(*programs, interrupts=0):
                 interrupts, seen = interrupts - 1, set()
             elif "signalled" in seen:
                 seen = {"signalled"}
-        rest, said = process.communicate(timeout=60)
+        rest, said = process.communicate(timeout=limit(60))
     lines += rest.splitlines()
     for word in ("destroyed", "never retrieved", "Traceback", "Fatal", "never awaited"):
         assert word not in said, said

@@ -14,6 +14,7 @@ import torch
 from helpers import record_strategies as some
 from helpers.collector_worlds import WildEngine, looks, numbered_tasks, rows_of, tokenizer
 from helpers.collector_worlds import collector_of as wild_collector
+from helpers.limit import limit
 from helpers.resumed_runs import N_TASKS, collector_of, figures_of, notes_of, pauses
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -336,7 +337,7 @@ async def until_finished(collector, count):
 
 async def hung_state(collector, count=2):
     """Return the state of a collector of which no batch ever leaves."""
-    async with collector, asyncio.timeout(100):
+    async with collector, asyncio.timeout(limit(100)):
         batches = aiter(collector)
         waiting = asyncio.ensure_future(anext(batches))
         state = await until_finished(collector, count)
@@ -378,7 +379,7 @@ def test_trajectories_that_had_ended_stay_and_are_recorded_again(tmp_path):
 def test_a_state_can_be_taken_on_any_thread_and_on_the_loop_itself():
     async def scenario():
         _, collector = hanging(1)
-        async with collector, asyncio.timeout(60):
+        async with collector, asyncio.timeout(limit(60)):
             waiting = asyncio.ensure_future(anext(aiter(collector)))
             on_loop = await until_finished(collector, 2)
             on_thread = await asyncio.to_thread(collector.state_dict)
@@ -432,7 +433,7 @@ def test_a_state_that_was_loaded_is_saved_again_before_and_while_it_is_taken_ove
         return seen
 
     async def hung_state_of(collector):
-        async with collector, asyncio.timeout(100):
+        async with collector, asyncio.timeout(limit(100)):
             async for _ in collector:
                 pass
 
@@ -505,7 +506,7 @@ def test_checkpoints_take_the_state_of_a_collector_that_runs(tmp_path):
 
     async def scenario():
         _, collector = hanging(1)
-        async with collector, asyncio.timeout(60):
+        async with collector, asyncio.timeout(limit(60)):
             waiting = asyncio.ensure_future(anext(aiter(collector)))
             await until_finished(collector, 2)
             assert folder.save(1, {"collector": collector})

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import torch
+from helpers.limit import limit
 from helpers.vllm_engines import ARGS, other_weights
 
 from torchrl_agentic import Task, ToolCompose, tool
@@ -13,7 +14,7 @@ from torchrl_agentic.rollout import training_policy
 from torchrl_agentic.testing import TINY, load_tiny, tiny_questions
 
 # vLLM warns of itself.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 SYSTEM = {"role": "system", "content": "You solve problems with a Python tool."}
 
 

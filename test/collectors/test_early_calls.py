@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic import Effects, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, Task
@@ -16,7 +17,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import byte_tokenizer, load_tiny
 
 TASK = Task("t", [{"role": "user", "content": "go"}])
-PATIENCE_S = 20
+PATIENCE_S = limit(20)
 
 
 def call(name, call_id=None, **args):

@@ -7,6 +7,7 @@ import sys
 from typing import ClassVar
 
 import pytest
+from helpers.processes import started
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def test_two_processes_do_not_share_a_journal(tmp_path):
     path = tmp_path / "effects"
     locks = "f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)"
     holds = f"import fcntl, sys; {locks}; print(1, flush=True); input()"
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", holds, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         process.stdout.readline()

@@ -15,7 +15,9 @@ import cloudpickle
 import pytest
 import ray
 from helpers.collector_worlds import WildEngine, looks, rows_of, tokenizer
+from helpers.limit import limit
 from helpers.limiter_process import most_at_once
+from helpers.processes import started
 from ray.util import list_named_actors
 
 from torchrl_agentic import RateLimiter, Task, ToolCompose, tool
@@ -25,7 +27,7 @@ from torchrl_agentic.tools.base import Effects
 
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(limit(240)),
     pytest.mark.cluster,
 ]
 QUIET = {"include_dashboard": False, "object_store_memory": 80 << 20}
@@ -58,7 +60,7 @@ def cluster(own_ray):
     threading.excepthook = hook
     for thread in threading.enumerate():
         if thread.name == "torchrl_agentic-lease":  # Ray ends a process in which a thread uses it now
-            thread.join(30)
+            thread.join(limit(30))
     ray.shutdown()
     found.shutdown()
     threading.excepthook = before
@@ -178,7 +180,7 @@ def test_a_worker_that_is_stopped_is_ended_and_replaced(cluster, tmp_path, monke
         (pid,) = (int(file.stem) for file in files)
         os.kill(pid, signal.SIGSTOP)
         try:
-            collecting.join(120)
+            collecting.join(limit(120))
             assert not collecting.is_alive()
             assert {row["query"] for row in rows} == {"q0", "q1"}
             assert collector.stats.snapshot()["failures"] == {"timeout": 2}
@@ -240,7 +242,7 @@ def test_a_limiter_of_this_machine_is_refused(cluster):
 @pytest.mark.parametrize("how", ["interrupt", "kill", "exit", "garbage"])
 def test_no_worker_is_left_however_its_program_ends(cluster, tmp_path, how):
     root = Path(__file__).parents[1]
-    program = subprocess.Popen(
+    with started(
         [
             sys.executable,
             "-W",
@@ -255,22 +257,17 @@ def test_no_worker_is_left_however_its_program_ends(cluster, tmp_path, how):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    with program:
-        try:
-            assert program.stdout is not None
-            # Ray prints what happens to other nodes on the same stream.
-            assert "begun\n" in iter(program.stdout.readline, ""), program.stderr.read()
-            if how in ("interrupt", "kill"):
-                program.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
-            pids = [int(file.stem) for file in tmp_path.glob("*.stuck")]
-            assert pids
-            ended_within(60, pids)
-            if how == "garbage":
-                assert program.poll() is None, "its workers ended before it"
-            _, messages = program.communicate("", timeout=60)
-        finally:
-            program.kill()
+    ) as program:
+        # Ray prints what happens to other nodes on the same stream.
+        assert "begun\n" in iter(program.stdout.readline, ""), program.stderr.read()
+        if how in ("interrupt", "kill"):
+            program.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
+        pids = [int(file.stem) for file in tmp_path.glob("*.stuck")]
+        assert pids
+        ended_within(limit(60), pids)
+        if how == "garbage":
+            assert program.poll() is None, "its workers ended before it"
+        _, messages = program.communicate("", timeout=limit(60))
     assert (program.returncode == 0) is (how in ("exit", "garbage")), messages
     if how == "interrupt":
         assert "KeyboardInterrupt" in messages

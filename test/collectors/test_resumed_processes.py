@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
+from helpers.limit import limit
 from helpers.resumed_runs import N_TASKS, notes_of, train, train_and_tell
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -42,7 +43,7 @@ def lived(folder, seed, options, *, answers=None):
                 curve = said
         if answers == 0:
             os.kill(process.pid, signal.SIGKILL)
-        process.join(60)
+        process.join(limit(60))
         assert process.exitcode == (0 if curve is not None else -signal.SIGKILL)
     finally:
         process.kill()

@@ -8,15 +8,16 @@ over the tokens of a batch in bfloat16. bfloat16 has 8 bits of precision, so a l
 
 import pytest
 import torch
+from helpers.limit import limit
 from helpers.vllm_engines import ARGS
-from helpers.vllm_training import STEPS, run_program, train
+from helpers.vllm_training import STEPS, run_page, train
 
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import VLLMEngine
 from torchrl_agentic.testing import TINY
 
 # vLLM warns of itself.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 DTYPES = [torch.bfloat16, torch.float32]
 
 
@@ -62,4 +63,4 @@ def test_without_the_update_the_engine_samples_from_other_weights_than_the_model
 
 
 def test_the_program_of_the_page_trains_in_one_process(tmp_path):
-    assert [line.split()[1] for line in run_program("In this process", tmp_path)] == ["1", "2"]
+    assert [line.split()[1] for line in run_page("In this process", tmp_path)] == ["1", "2"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic import ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, Task
@@ -107,7 +108,7 @@ async def test_a_push_runs_to_its_end_although_its_caller_is_cancelled():
 
     def push() -> None:
         loop.call_soon_threadsafe(begun.set)
-        goes_on.wait(20)
+        goes_on.wait(limit(20))
         assert not engine.running
 
     updating = asyncio.create_task(requests.update(1, push))

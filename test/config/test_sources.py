@@ -3,12 +3,12 @@
 import asyncio
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fakes import mcp_raw
+from helpers.processes import run_program
 
 from torchrl_agentic import ClusterRateLimiter, RateLimiter, Toolset
 from torchrl_agentic.config import (
@@ -188,7 +188,7 @@ def test_a_function_of_a_file_finds_its_way_into_another_process(folder: Path, n
     (made,) = _load(folder, f"tools:\n- function: functions.py:{name}\n").tools
     (folder / "tool.pickle").write_bytes(pickle.dumps(made))
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb'))(3))"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", code, str(folder / "tool.pickle")],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """Files of tools as verl's users have them load unchanged, save that verl itself need not be there."""
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import run_program
 
 from torchrl_agentic.config import ConfigError, load_tools
 from torchrl_agentic.dispatch import Dispatcher
@@ -519,7 +519,7 @@ def test_tools_load_without_torch(tmp_path: Path):
         "import sys; from torchrl_agentic.config import load_tools; load_tools(sys.argv[1])\n"
         "print(sorted({'torch', 'transformers', 'tensordict', 'torchrl'} & set(sys.modules)))"
     )
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", code, str(tmp_path / "tools.yaml")],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

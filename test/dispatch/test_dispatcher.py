@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
@@ -24,7 +25,7 @@ def _call(name: str, call_id: str = "c", **args: Any) -> ParsedCall:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -216,7 +217,7 @@ async def test_the_deadline_of_a_turn_covers_queueing():
     dispatcher = Dispatcher(
         [forever], rate_limits={"forever": limiter}, per_call_timeout=None, per_turn_timeout=0.1
     )
-    async with dispatcher.session("t") as session, asyncio.timeout(5):
+    async with dispatcher.session("t") as session, asyncio.timeout(limit(5)):
         results = await session.run([_call("forever", str(n)) for n in range(8)])
     assert [result.status for result in results] == [Status.TIMEOUT] * 8
     assert began == ["0"]
@@ -231,7 +232,7 @@ async def test_the_deadline_of_a_turn_reaches_calls_that_wait_for_others():
         await asyncio.Event().wait()
 
     dispatcher = Dispatcher([tool(forever, effects=Effects.EXCLUSIVE)], per_turn_timeout=0.1)
-    async with dispatcher.session("t") as session, asyncio.timeout(5):
+    async with dispatcher.session("t") as session, asyncio.timeout(limit(5)):
         results = await session.run([_call("forever", str(n)) for n in range(3)])
     assert [result.status for result in results] == [Status.TIMEOUT] * 3
     assert began == ["0"]
@@ -284,7 +285,7 @@ async def test_any_exception_is_one_result_and_other_calls_are_answered(
     async def good() -> str:
         return "good"
 
-    async with Dispatcher([_raises(error)[kind], good]).session("t") as session, asyncio.timeout(5):
+    async with Dispatcher([_raises(error)[kind], good]).session("t") as session, asyncio.timeout(limit(5)):
         results = await session.run([_call("bad", "1"), _call("good", "2")])
     assert [result.status for result in results] == [status, Status.OK]
     assert words in results[0].text
@@ -402,7 +403,7 @@ async def test_a_blocking_tool_does_not_delay_an_async_neighbour():
     event = threading.Event()
 
     def block() -> bool:
-        return event.wait(5)
+        return event.wait(limit(5))
 
     async def free() -> str:
         event.set()
@@ -464,7 +465,7 @@ async def test_a_run_that_is_cancelled_again_at_once_leaves_no_call_behind():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         await ended.wait()
     await session.close()
     assert not session.is_busy

@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.dispatch import event_loop
 
@@ -34,7 +35,7 @@ def test_several_threads_use_one_loop_at_once():
         barrier.append(asyncio.Barrier(4))
 
     async def meet() -> int:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             await barrier[0].wait()
         return threading.get_ident()
 
@@ -60,7 +61,7 @@ def test_from_the_loop_thread_itself_it_raises():
 
 
 def _run(code: str) -> str:
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import ExecutionPool, PoolMode, init_execution_pool
@@ -96,7 +97,7 @@ async def test_cancelled_call_releases_slot_and_worker(pool: ExecutionPool):
     for task in hung:
         task.cancel()
     await asyncio.gather(*hung, return_exceptions=True)
-    assert await asyncio.wait_for(pool.execute(os.getpid), 30)
+    assert await asyncio.wait_for(pool.execute(os.getpid), limit(30))
     assert pool.limiter.stats().in_flight == 0
 
 
@@ -113,7 +114,7 @@ async def test_dead_worker_does_not_affect_other_calls():
 async def test_threads_work_at_the_same_time():
     barrier = threading.Barrier(3)
     async with init_execution_pool(3, False, None) as pool:
-        await asyncio.wait_for(asyncio.gather(*(pool.execute(barrier.wait) for _ in range(3))), 10)
+        await asyncio.wait_for(asyncio.gather(*(pool.execute(barrier.wait) for _ in range(3))), limit(10))
 
 
 async def test_a_limit_for_all_is_shared_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -125,7 +126,7 @@ async def test_a_limit_for_all_is_shared_by_name(monkeypatch: pytest.MonkeyPatch
         call = asyncio.create_task(other.execute(os.getpid))
         done, _ = await asyncio.wait([call], timeout=0.3)
         assert not done
-    assert await asyncio.wait_for(call, 20) == os.getpid()
+    assert await asyncio.wait_for(call, limit(20)) == os.getpid()
     for pool in (one, other):
         await pool.close()
 
@@ -160,7 +161,7 @@ async def test_remote_starts_a_call_before_it_is_awaited():
 
 def test_remote_works_without_an_event_loop():
     pool = init_execution_pool(2, False)
-    assert pool.execute.remote(divmod, 7, 2).result(10) == (3, 1)
+    assert pool.execute.remote(divmod, 7, 2).result(limit(10)) == (3, 1)
 
 
 def test_script_without_a_main_guard_gets_a_clear_error(tmp_path: Path):
@@ -173,7 +174,7 @@ def test_script_without_a_main_guard_gets_a_clear_error(tmp_path: Path):
         "        await pool.execute(os.getpid)\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    done = run_program([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
     assert """put what it runs under 'if __name__ == "__main__":'""" in done.stderr
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from fakes.scripted import Reply, scripted_server
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
@@ -18,7 +19,7 @@ from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.service import Patience, ServiceClient
 
-SOON_S = 20.0
+SOON_S = limit(20.0)
 """A generous bound for what takes a second when nothing else runs."""
 BROKEN = Reply(500, {"detail": "boom"})
 RAN = Reply(

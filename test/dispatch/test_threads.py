@@ -6,12 +6,13 @@ import threading
 import time
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch.threads import WorkerThreads
 
 
 async def _until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -35,14 +36,14 @@ async def test_abandoned_call_frees_its_thread():
 
     def block() -> None:
         begun.set()
-        let_go.wait(20)
+        let_go.wait(limit(20))
 
     stuck = asyncio.create_task(threads.run(block))
     await _until(begun.is_set)
     waiting = asyncio.create_task(threads.run(lambda: "through"))
     await asyncio.sleep(0)
     stuck.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         assert await waiting == "through"
     assert stuck.cancelled() or stuck.cancelling()
     let_go.set()
@@ -91,7 +92,7 @@ def _ours() -> set[threading.Thread]:
 async def test_threads_end_after_close_and_a_later_call_makes_new_ones():
     before, threads = _ours(), WorkerThreads(4)
     barrier = threading.Barrier(4)
-    await asyncio.gather(*(threads.run(lambda: barrier.wait(5)) for _ in range(4)))
+    await asyncio.gather(*(threads.run(lambda: barrier.wait(limit(5))) for _ in range(4)))
     assert len(_ours() - before) == 4
     threads.close()
     await _until(lambda: not _ours() - before)
@@ -143,9 +144,9 @@ async def test_call_may_end_while_it_is_cancelled():
         await asyncio.sleep((pause % 5) * 1e-4)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         barrier = threading.Barrier(4)
-        await asyncio.gather(*(threads.run(lambda: barrier.wait(5)) for _ in range(4)))
+        await asyncio.gather(*(threads.run(lambda: barrier.wait(limit(5))) for _ in range(4)))
     threads.close()
 
 
@@ -156,7 +157,7 @@ def test_at_least_one_thread_is_needed():
 
 async def _one_runs_and_one_is_queued():
     threads, let_go, begun = WorkerThreads(1), threading.Event(), threading.Event()
-    running = asyncio.create_task(threads.run(lambda: (begun.set(), let_go.wait(20))))
+    running = asyncio.create_task(threads.run(lambda: (begun.set(), let_go.wait(limit(20)))))
     await _until(begun.is_set)
     queued = asyncio.create_task(threads.run(lambda: "done"))
     await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import StopSignal, ToolError
@@ -42,7 +43,7 @@ async def test_unprintable_result_is_a_crash_of_its_call_only(answer):
         return "good"
 
     dispatcher = Dispatcher([tool(odd), tool(good)], per_call_timeout=None)
-    async with dispatcher.session("t") as session, asyncio.timeout(5):
+    async with dispatcher.session("t") as session, asyncio.timeout(limit(5)):
         bad, fine = await session.run([ParsedCall("odd", {}, "c1"), ParsedCall("good", {}, "c2")])
     assert (bad.status, fine.text) == (Status.CRASH, "good")
 

@@ -16,6 +16,7 @@ from helpers.collector_worlds import (
     rows_of,
     tokenizer,
 )
+from helpers.limit import limit
 
 from torchrl_agentic.engines import EnginePool, EnginePressure, EngineUnusable, HTTPEngine, ScriptedEngine
 from torchrl_agentic.errors import InfrastructureError
@@ -448,7 +449,7 @@ class TestServers:
             await pool.update({"w": torch.ones(1)})
             assert (len(first.loaded), len(second.loaded)) == (1, 0)
             await second.__aenter__()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(limit(30)):
                 while phases(pool) != ["in", "in"]:
                     await answer(pool, "waits")
             assert (len(first.loaded), len(second.loaded)) == (1, 1)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from helpers.collector_worlds import rows_of
+from helpers.limit import limit
 from helpers.vllm_engines import CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from helpers.vllm_servers import VLLMServer
 
@@ -17,9 +18,9 @@ from torchrl_agentic.engines import EnginePool, HTTPEngine
 from torchrl_agentic.testing import tiny_questions
 from torchrl_agentic.tools.service import Patience
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(900))]
 TASKS, SIZE = 24, 2
-PATIENCE_S = 240
+PATIENCE_S = limit(240)
 SYSTEM = {"role": "system", "content": "You solve problems with a Python tool."}
 
 

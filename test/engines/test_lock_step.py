@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.limit import limit
 from tensordict import TensorDict, TensorDictBase
 from torchrl.modules.llm import TransformersWrapper
 
@@ -176,7 +177,7 @@ async def test_the_policy_runs_on_one_thread_while_the_loop_goes_on():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
 
     policy.before = wait
     engine = LockStep(policy, WORDS, wait_s=0.0, max_concurrent=8)
@@ -199,7 +200,7 @@ async def test_an_update_waits_for_the_batch_that_runs():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
         assert not policy.loaded
 
     policy.before = wait
@@ -264,7 +265,7 @@ async def test_closing_does_not_wait_for_the_batch_that_runs():
 
     def wait() -> None:
         running.set()
-        assert go.wait(30)
+        assert go.wait(limit(30))
 
     policy.before = wait
     engine = LockStep(policy, WORDS, wait_s=0.0)

@@ -16,6 +16,7 @@ from fakes.chat_server import (
 )
 from fakes.web import page, raw, stalling
 from helpers.chat_worlds import adder, ask, engine_of, rollout_of
+from helpers.limit import limit
 
 from torchrl_agentic import (
     InfrastructureError,
@@ -428,11 +429,11 @@ async def test_one_429_holds_all_requests_of_the_engine_back_as_long_as_the_serv
     async with ChatServer([busy, completion("hi")]) as server:
         engine = engine_of(server, limiter=limiter)
         first = asyncio.create_task(ask(engine, "a"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while limiter.stats().overloads == 0:
                 await asyncio.sleep(0.001)
         second = asyncio.create_task(ask(engine, "b"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             while limiter.stats().waiting < 2:
                 await asyncio.sleep(0.001)
         assert limiter.stats().paused_s > 0

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from helpers.chat_worlds import adder
+from helpers.limit import limit
 from helpers.vllm_engines import CONTEXT
 from helpers.vllm_servers import serving
 
@@ -14,7 +15,7 @@ from torchrl_agentic.rollout import rollout, to_sft
 from torchrl_agentic.testing import ChatEngineContract, load_tiny, tiny_questions
 from torchrl_agentic.testing.tiny import TINY
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300))]
 MODEL = str(TINY)
 
 

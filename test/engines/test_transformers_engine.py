@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.limit import limit
 from tensordict import TensorDict
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -243,7 +244,7 @@ async def test_the_loop_runs_while_the_model_does():
     """The model waits for an event that the loop sets."""
     model = _random_model()
     passes, go = _Passes(model), threading.Event()
-    passes.before = lambda: None if go.wait(30) else pytest.fail("the event loop was blocked")
+    passes.before = lambda: None if go.wait(limit(30)) else pytest.fail("the event loop was blocked")
     engine = TransformersEngine(model, WORDS)
     asyncio.get_running_loop().call_later(0.01, go.set)
     assert len((await engine.sample([5], max_tokens=3, key="a")).ids) == 3

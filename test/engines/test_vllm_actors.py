@@ -7,6 +7,7 @@ import warnings
 from typing import ClassVar
 
 import pytest
+from helpers.limit import limit
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from helpers.vllm_training import STEPS, train
 
@@ -17,7 +18,7 @@ from torchrl_agentic.testing import EngineContract
 from torchrl_agentic.testing.tiny import TINY
 
 # vLLM, Ray and TorchRL warn of themselves.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import pytest_asyncio
 import torch
+from helpers.limit import limit
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from tensordict import TensorDict
 
@@ -19,7 +20,7 @@ from torchrl_agentic.testing.tiny import TINY
 from torchrl_agentic.tools import PythonTool
 
 # vLLM warns of itself.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 on_loop = pytest.mark.asyncio(loop_scope="module")
 
 

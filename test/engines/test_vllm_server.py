@@ -1,6 +1,7 @@
 """`HTTPEngine` beside a real vLLM server on the CPU: `make test-vllm`."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -11,8 +12,10 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from helpers.limit import limit
+from helpers.processes import started
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
-from helpers.vllm_training import STEPS, run_program, train
+from helpers.vllm_training import STEPS, run_page, train
 
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines import HTTPEngine
@@ -21,8 +24,8 @@ from torchrl_agentic.testing import EngineContract
 from torchrl_agentic.testing.tiny import TINY
 from torchrl_agentic.tools.service import Patience
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
-START_S = 240
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300))]
+START_S = limit(240)
 
 
 @pytest.fixture(scope="module")
@@ -37,48 +40,34 @@ def server(tmp_path_factory):
     options += ["--dtype=float32", "--enforce-eager", f"--max-model-len={CONTEXT}"]
     options += [f"--max-num-seqs={ARGS['max_num_seqs']}"]
     log = tmp_path_factory.mktemp("server") / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "vllm.entrypoints.launchers.api_server.entry",
-                "--model",
-                str(TINY),
-                *options,
-            ],
-            env={**os.environ, **own},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    program = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(TINY)]
+    environment = {**os.environ, **own}
     url = f"http://127.0.0.1:{port}"
-    try:
+    with (
+        log.open("wb") as file,
+        started([*program, *options], env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
         until = time.monotonic() + START_S
         while not answers(url):
             assert process.poll() is None, log.read_text()[-5000:]
             assert time.monotonic() < until, log.read_text()[-5000:]
             time.sleep(0.5)
         yield url, process
-    finally:
         end(process)
 
 
 def answers(url):
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=limit(5)).status_code == 200
     except httpx.TransportError:
         return False
 
 
 def end(process):
-    """End a server and the processes that it started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(20)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+    """Ask a server and the processes that it started to end, and wait for it."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(limit(20))
 
 
 def engine_of(url, **options):
@@ -156,7 +145,7 @@ def test_after_each_optimizer_step_the_server_samples_from_the_new_weights(serve
 
 
 def test_the_program_of_the_page_trains_over_a_server(server, tmp_path):
-    lines = run_program("A server", tmp_path, "http://127.0.0.1:8000", server[0])
+    lines = run_page("A server", tmp_path, "http://127.0.0.1:8000", server[0])
     assert [line.split()[1] for line in lines] == ["1", "2"]
 
 

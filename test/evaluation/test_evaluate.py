@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from helpers.collector_worlds import tokenizer
+from helpers.limit import limit
 
 from torchrl_agentic import Message, PythonTool, Task, ToolCompose, evaluate
 from torchrl_agentic.collectors import Score
@@ -132,7 +133,7 @@ def test_several_scorers_sync_and_async_run_at_the_same_time_and_keep_their_reas
     began = threading.Event()
 
     def slow(trajectory):
-        assert began.wait(20), "the other scorer waits for this one"
+        assert began.wait(limit(20)), "the other scorer waits for this one"
         return trajectory.answer == "yes"
 
     async def quick(trajectory):
@@ -153,7 +154,7 @@ def test_scorers_see_the_task_as_it_was_given_and_other_trajectories_go_on_meanw
     def scorer(trajectory):
         seen.append(trajectory.task)
         if trajectory.task.name == "a":
-            assert others.wait(20), "the other trajectories wait for this scorer"
+            assert others.wait(limit(20)), "the other trajectories wait for this scorer"
         else:
             others.set()
         return 1
@@ -486,7 +487,7 @@ async def test_an_evaluation_that_is_cancelled_asks_no_more():
 
     def scorer(trajectory):
         loop.call_soon_threadsafe(asked.set)
-        assert goes_on.wait(20)
+        assert goes_on.wait(limit(20))
         return 1
 
     engine = Replies(max_concurrent=1)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from helpers.processes import started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def test_a_killed_evaluation_goes_on_where_it_ended(tmp_path):
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     kills = 0
     for kill_at in (4, 9, None):
-        with subprocess.Popen(program, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
+        with started(program, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
             for line in child.stdout:
                 if kill_at is not None and line.strip().isdecimal() and int(line) >= kill_at:
                     child.send_signal(signal.SIGKILL)

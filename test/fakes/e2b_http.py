@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from helpers.limit import limit
+
 from fakes.e2b_machine import Machine, Refusal, Running
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.fake.requests.append(seen)
         fault = self.fake.fault_for(url.path)
         if fault is not None and fault.hold is not None:
-            fault.hold.wait(10)
+            fault.hold.wait(limit(10))
         if fault is not None and fault.status is None:
             fault = None
         if fault is not None and not fault.done:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from helpers.limit import limit
+
 from torchrl_agentic import ToolCompose, tool
 from torchrl_agentic.engines import OpenAIEngine
 from torchrl_agentic.rollout import rollout
@@ -32,7 +34,7 @@ def engine_of(server, model="m", **options):
 
 async def ask(engine, key="task/0", messages=QUESTION, max_tokens=64):
     """Return the engine's answer."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(limit(60)):
         return await engine.chat(messages, tools=(), max_tokens=max_tokens, key=key)
 
 

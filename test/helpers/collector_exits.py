@@ -13,6 +13,7 @@ import sys
 import threading
 
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import event_loop
 
@@ -130,7 +131,7 @@ def ends_meanwhile():
         return thread
 
     thread = asyncio.run(main())
-    thread.join(20)
+    thread.join(limit(20))
     say("left" if not thread.is_alive() else "hangs")
 
 

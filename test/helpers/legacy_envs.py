@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import torch
+from helpers.limit import limit
 from helpers.processes import runs
 from tensordict import NonTensorData, TensorDict
 from torchrl.envs import TransformedEnv
@@ -52,9 +53,9 @@ class LegacyEnv:
         return self.td["agentic", "n_errors"].flatten().tolist()
 
 
-def gone(pid, seconds=20):
-    """Check that a process ends within some seconds; a zombie has ended."""
-    end = time.monotonic() + seconds
+def gone(pid):
+    """Check that a process ends; a zombie has ended."""
+    end = time.monotonic() + limit(20)
     while time.monotonic() < end:
         if not runs(pid):
             return True

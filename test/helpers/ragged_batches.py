@@ -6,6 +6,7 @@ import importlib
 import tensordict
 import torch
 from helpers.chat_envs import begin, call, chat_env, dataset_env
+from helpers.limit import limit
 from helpers.token_rollouts import Says, sampled_ids
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
@@ -151,5 +152,5 @@ def token_lengths(td):
 
 
 def read_in_another_process(there, back):
-    td = there.get(timeout=60)
+    td = there.get(timeout=limit(60))
     back.put([prompts(td), type(td["history"].prompt).__name__, token_lengths(td)])

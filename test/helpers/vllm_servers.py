@@ -9,10 +9,12 @@ import sys
 import time
 
 import httpx
+from helpers.limit import limit
+from helpers.processes import started
 
 from torchrl_agentic.testing.tiny import TINY
 
-START_S = 240
+START_S = limit(240)
 
 
 class VLLMServer:
@@ -37,17 +39,13 @@ class VLLMServer:
         own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self._environment = {**os.environ, **own, **(environment or {})}
         self._process = None
+        self._stack = contextlib.ExitStack()
 
     def start(self):
         """Start the server, which needs a while; see `wait`."""
         with self._log.open("wb") as file:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            program = started(self._command, env=self._environment, stdout=file, stderr=subprocess.STDOUT)
+            self._process = self._stack.enter_context(program)
 
     def wait(self):
         """Wait until the server answers."""
@@ -59,17 +57,16 @@ class VLLMServer:
 
     def kill(self):
         """End the server and the processes that it started, without any notice."""
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(20)
+        self._stack.close()
 
     def end(self):
         """End the server, if it runs."""
         if self._process is None:
             return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self._process.pid, sign)
-                self._process.wait(20)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(limit(20))
+        self._stack.close()
 
 
 @contextlib.contextmanager
@@ -86,6 +83,6 @@ def serving(folder, *options):
 
 def _answers(url):
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{url}/health", timeout=limit(5)).status_code == 200
     except httpx.TransportError:
         return False

@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from helpers.processes import run_program
 from helpers.vllm_engines import own_log_probs
 from torchrl.objectives.llm import GRPOLoss
 
@@ -117,7 +117,7 @@ def train(engine, *, dtype=torch.float32, is_synced=True):
     return found
 
 
-def run_program(heading, folder, old="", new=""):
+def run_page(heading, folder, old="", new=""):
     """Run the first program below a heading of the page on weight updates, and return what it prints.
 
     Args:
@@ -132,7 +132,7 @@ def run_program(heading, folder, old="", new=""):
     path = folder / "program.py"
     path.write_text(program.replace(old, new) if old else program, "utf-8")
     own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-W", "ignore", str(path)],
         env={"PYTHONPATH": str(PAGE.parents[2]), **os.environ, **own},
         cwd=folder,

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from helpers.limit import limit
 from helpers.simulated_users import AsyncClerk, Clerk, Shopper, eager, parrot
 
 from torchrl_agentic.dispatch import Dispatcher
@@ -75,7 +76,7 @@ async def test_a_function_runs_off_the_event_loop_if_it_blocks():
 
 async def test_blocking_users_answer_at_the_same_time():
     """Each waits for the other: one after the other, neither would answer."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=limit(30))
 
     def wait(messages):
         both.wait()

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from helpers.limit import limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -257,7 +258,7 @@ def _in_threads(coroutines: list[Coroutine[Any, Any, None]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(limit(20))
         assert not thread.is_alive(), "somebody waits for ever"
     assert errors == []
 
@@ -305,7 +306,7 @@ async def test_waiters_of_a_closed_loop_do_not_block_the_others():
     ours = asyncio.create_task(limiter.slot().acquire())
     await _settle()
     held.release()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         await ours
     abandoned[0]._log_destroy_pending = False  # type: ignore[attr-defined]  left pending on purpose
 
@@ -322,18 +323,18 @@ async def test_a_head_whose_loop_closes_while_its_timer_runs_does_not_block_the_
         loop.call_soon(loop.call_soon, loop.stop)
         loop.run_forever()
         in_line.set()
-        may_close.wait(5)
+        may_close.wait(limit(5))
         loop.close()
 
     thread = threading.Thread(target=abandon)
     thread.start()
-    in_line.wait(5)
+    in_line.wait(limit(5))
     ours = asyncio.create_task(limiter.slot().acquire())
     await _settle()
     may_close.set()
     thread.join()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit(20)):
             await ours
     finally:
         abandoned[0]._log_destroy_pending = False

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import ray
+from helpers.limit import limit
 from helpers.limiter_process import call_for, count_calls, hold, most_at_once
 
 from torchrl_agentic import InfrastructureError
@@ -27,7 +28,7 @@ from torchrl_agentic.limits.ray_actor import NAMESPACE, LeaseActor, RayTransport
 
 pytestmark = [
     *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("ResourceWarning", "FutureWarning")),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(limit(240)),
 ]
 TTL = 1.0
 
@@ -66,7 +67,7 @@ def _reports_have_ended() -> None:
     """Wait for the threads that report: Ray ends a process in which a thread uses it as it shuts down."""
     for thread in threading.enumerate():
         if thread.name == "torchrl_agentic-lease":
-            thread.join(30)
+            thread.join(limit(30))
             assert not thread.is_alive()
 
 
@@ -129,20 +130,20 @@ def test_workers_on_two_nodes_keep_a_limit_together(nodes: list[str], name: str,
     runs = [
         _caller(nodes[number % 2]).remote(name, 6, str(log), 2.0 + TTL) for number, log in enumerate(logs)
     ]
-    assert sorted(set(ray.get(runs, timeout=120))) == sorted(nodes)
+    assert sorted(set(ray.get(runs, timeout=limit(120)))) == sorted(nodes)
     assert most_at_once(logs) <= 6
     assert min(map(count_calls, logs)) > 20
 
 
 async def test_slots_of_a_killed_worker_are_returned(nodes: list[str], name: str):
     holder = _holder(nodes[1])
-    pid = ray.get(holder.hold.remote(name, 3), timeout=120)
+    pid = ray.get(holder.hold.remote(name, 3), timeout=limit(120))
     limiter = ClusterRateLimiter(name, max_concurrent=3, ttl=TTL)
     waiting = asyncio.create_task(limiter.wait())
     done, _ = await asyncio.wait([waiting], timeout=1.5 * TTL)
     assert not done
     os.kill(pid, signal.SIGKILL)
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, limit(30))
     limiter.release()
 
 
@@ -156,7 +157,7 @@ def test_an_actor_that_starts_again_gives_out_nothing_twice(nodes: list[str], na
     while not all(map(count_calls, logs)):
         ray.wait(runs, timeout=0.1)
     ray.kill(ray.get_actor(f"limiter:{name}", namespace=NAMESPACE), no_restart=False)
-    ray.get(runs, timeout=120)
+    ray.get(runs, timeout=limit(120))
     assert most_at_once(logs) <= 3
     assert min(map(count_calls, logs)) > 20
 
@@ -168,10 +169,10 @@ async def test_an_actor_that_nobody_uses_ends_and_another_takes_its_place(nodes:
     async with limiter.slot():
         await asyncio.sleep(4 * TTL)  # a running call counts as use
         assert ray.get_actor(f"limiter:{name}", NAMESPACE)._actor_id == first._actor_id
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(limit(60)):
         while _is_there(name):
             await asyncio.sleep(0.05)
-    async with asyncio.timeout(60), limiter.slot() as slot:
+    async with asyncio.timeout(limit(60)), limiter.slot() as slot:
         assert not slot.is_lost
         assert ray.get_actor(f"limiter:{name}", NAMESPACE)._actor_id != first._actor_id
 
@@ -230,13 +231,13 @@ def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypa
 
 
 def test_job_with_different_limits_gets_an_error(nodes: list[str], name: str):
-    ray.get(_holder(nodes[0]).hold.remote(name, 2), timeout=120)
+    ray.get(_holder(nodes[0]).hold.remote(name, 2), timeout=limit(120))
     with pytest.raises(LimitsDiffer, match="max_concurrent=2"):
         ClusterRateLimiter(name, max_concurrent=3, ttl=TTL)
 
 
 async def test_tools_of_other_names_share_nothing(nodes: list[str], name: str):
-    ray.get(_holder(nodes[0]).hold.remote(name, 1), timeout=120)
+    ray.get(_holder(nodes[0]).hold.remote(name, 1), timeout=limit(120))
     async with ClusterRateLimiter(f"{name}-2", max_concurrent=1, ttl=TTL).slot() as slot:
         assert not slot.is_lost
 
@@ -263,4 +264,4 @@ async def test_a_cancelled_call_of_a_pool_of_processes_ends_its_actor(nodes: lis
         while not pool.limiter.stats().in_flight:
             await asyncio.sleep(0.01)
         hung.cancel()
-        assert await asyncio.wait_for(pool.execute(divmod, 7, 2), 60) == (3, 1)
+        assert await asyncio.wait_for(pool.execute(divmod, 7, 2), limit(60)) == (3, 1)

@@ -6,6 +6,7 @@ import math
 import pickle
 
 import pytest
+from helpers.limit import limit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,7 +179,7 @@ async def test_cancelled_wait_for_a_trial_does_not_block_others():
     limiter.release()  # lets the first one in, which is cancelled before it notices
     first.cancel()
     await _settle()
-    await asyncio.wait_for(second, 20)
+    await asyncio.wait_for(second, limit(20))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ok", "bad", "begin", "end"]), st.floats(0, 30)), max_size=60))

@@ -1,9 +1,9 @@
 """Every parser keeps the promises of `ParserContract`."""
 
 import os
-import subprocess
 import sys
 
+from helpers.processes import run_program
 from hypothesis import strategies as st
 
 from torchrl_agentic.parsers import (
@@ -484,7 +484,7 @@ def test_calls_do_not_depend_on_the_hash_seed():
         "    print(name, get_parser(name).parse(text, tools={'f': {}, 'g': {}}, turn=1))\n"
     )
     outputs = [
-        subprocess.run(
+        run_program(
             [sys.executable, "-c", program],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import zstandard
+from helpers.processes import run_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,7 +135,7 @@ try:
 except DumpTooLarge as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "unpack to more than 1,073,741,824" in done.stdout, done.stderr
     assert "'zstd -d'" in done.stdout
     assert "max_unpacked_bytes" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -16,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program, started
 from helpers.record_strategies import record, records, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,8 +203,9 @@ with Recorder({path!r}, suffix={suffix!r}) as recorder:
 def test_several_processes_write_to_one_file(tmp_path: Path, suffix: str):
     """Lines of 100 KB each: written in pieces, they would mix."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=suffix)
-    running = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
-    assert [process.wait(60) for process in running] == [0, 0, 0]
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(started([sys.executable, "-c", code, name])) for name in "abc"]
+        assert [process.wait(limit(60)) for process in running] == [0, 0, 0]
     assert sorted(names(tmp_path)) == ["a"] * 30 + ["b"] * 30 + ["c"] * 30
 
 
@@ -209,7 +213,7 @@ def test_pending_records_are_written_at_exit(tmp_path: Path):
     """The recorder is not closed."""
     code = WRITE.format(here=str(Path(__file__).parents[1]), path=str(tmp_path), suffix=".jsonl")
     code = code.replace("with Recorder", "recorder = Recorder").replace("') as recorder:", "')\nif True:")
-    subprocess.run([sys.executable, "-c", code, "a"], check=True, timeout=60)
+    run_program([sys.executable, "-c", code, "a"], check=True, timeout=60)
     assert names(tmp_path) == ["a"] * 30
 
 
@@ -219,7 +223,7 @@ def test_a_killed_program_loses_at_most_its_last_line(tmp_path: Path):
     code = code.replace(
         'recording.finish("no_calls")', 'recording.finish("no_calls")\n        print(flush=True)'
     )
-    with subprocess.Popen([sys.executable, "-c", code, "a"], stdout=subprocess.PIPE) as running:
+    with started([sys.executable, "-c", code, "a"], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         for _ in range(10):
             running.stdout.readline()
@@ -274,7 +278,7 @@ def test_the_environment_waits_while_too_much_is_waiting(tmp_path: Path):
     writer, may_write, has_come = LineWriter(max_pending=100), threading.Event(), threading.Event()
 
     def slow() -> bytes:
-        assert may_write.wait(30)
+        assert may_write.wait(limit(30))
         return b"{}\n"
 
     def put_second() -> None:
@@ -286,7 +290,7 @@ def test_the_environment_waits_while_too_much_is_waiting(tmp_path: Path):
     thread.start()
     assert not has_come.wait(0.05)
     may_write.set()
-    assert has_come.wait(30)
+    assert has_come.wait(limit(30))
     thread.join()
     writer.close()
     assert (tmp_path / "f.jsonl").read_bytes() == b"{}\n{}\n"

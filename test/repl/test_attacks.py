@@ -6,6 +6,7 @@ import os
 import random
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import ForkServerRepl, ReplResult
@@ -43,7 +44,7 @@ async def ran(repl: ForkServerRepl, code: str, timeout: float = 5) -> ReplResult
 
 
 async def works(repl: ForkServerRepl) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         assert (await repl.execute("40 + 2", timeout=5)).value == "42"
 
 
@@ -494,7 +495,7 @@ async def test_threads_and_files_opened_while_clones_are_made_stay_behind() -> N
 )  # fmt: skip
 async def test_hanging_code_only_times_out(code: str) -> None:
     async with ForkServerRepl() as repl:
-        async with asyncio.timeout(6):
+        async with asyncio.timeout(limit(6)):
             result = await repl.execute(code, timeout=0.3)
         assert (result.status, result.timed_out) == ("timeout", True)
         await works(repl)
@@ -544,7 +545,7 @@ async def test_hanging_code_only_times_out(code: str) -> None:
 )  # fmt: skip
 async def test_damage_is_limited_to_its_own_cell(code: str) -> None:
     async with ForkServerRepl() as repl:
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(limit(25)):
             result = await repl.execute(code, timeout=2)
             assert result.status in ("ok", "error", "died", "limit", "timeout")
             assert len(result.text) < 8_000_000
@@ -657,7 +658,7 @@ async def test_closing_while_a_cell_runs_gives_infra() -> None:
     await asyncio.sleep(0.1)
     await repl.close()
     with pytest.raises(InfrastructureError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             await task
 
 
@@ -685,12 +686,12 @@ async def test_nothing_runs_on_after_close() -> None:
     await ran(repl, f"import subprocess\nfor _ in range(5): subprocess.Popen(['setsid', 'sleep', '{mark}'])")
     (clone,) = await repl.fork(1)
     await ran(clone, f"subprocess.Popen(['setsid', 'sleep', '{mark}']); None")
-    async with asyncio.timeout(5):  # while a program takes another one's place, it has no command line
+    async with asyncio.timeout(limit(5)):  # while a program takes another one's place, it has no command line
         while sum(mark in line for line in command_lines()) != 1:
             await asyncio.sleep(0.02)
     await repl.close()
     await clone.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while any(mark in line for line in command_lines()):
             await asyncio.sleep(0.02)
 

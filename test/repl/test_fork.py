@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.errors import InfrastructureError, SandboxError
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
@@ -364,7 +365,7 @@ async def test_an_interrupt_while_copies_are_made_does_not_wait_for_the_next_cel
     (clone,) = await repl.fork()
     running = asyncio.create_task(repl.execute("x"))
     await sandbox.asked.wait()
-    await asyncio.wait_for(repl.interrupt(), 5)
+    await asyncio.wait_for(repl.interrupt(), limit(5))
     sandbox.let.set()
     assert (await running).value == "1"
     await _all_close([repl, clone])

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic import ImagePart, ParsedCall, PythonTool
 from torchrl_agentic.dispatch import Dispatcher
@@ -171,7 +172,7 @@ async def test_idle_interpreter_returns_its_memory(monkeypatch):
         mark = f"idle{os.urandom(3).hex()}"
         name = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)"
         await repl.execute(f"{name}; x = 1; open('f', 'w').write('kept')")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit(20)):
             while mark in process_names():
                 await asyncio.sleep(0.02)
         result = await repl.execute("'x' in globals(), open('f').read()")

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 pytest.importorskip("ipykernel")
 
+from helpers.limit import limit
 from helpers.processes import family, runs
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
@@ -51,12 +52,12 @@ on_shared = pytest.mark.asyncio(loop_scope="module")
 
 
 async def _works(repl: JupyterRepl) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         assert (await repl.execute("40 + 2", timeout=10)).value == "42"
 
 
 async def _gone(pids: set[int]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while any(runs(pid) for pid in pids):
             await asyncio.sleep(0.01)
 
@@ -203,7 +204,7 @@ async def test_only_so_many_displays_are_kept(shared: JupyterRepl):
 )
 async def test_broken_kernel_is_reported_and_the_next_cell_works(repl: JupyterRepl, code: str):
     """Never an empty success, which would corrupt rewards unnoticed."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         result = await repl.execute(f"print('before')\n{code}", timeout=3)
     if result.status not in ("ok", "error"):
         assert result.state_lost
@@ -220,7 +221,7 @@ async def test_a_value_is_not_lost_in_a_flood_of_displays(shared: JupyterRepl):
 
 
 async def test_death_of_the_interpreter_is_reported_at_once_with_its_cause(repl: JupyterRepl):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         result = await repl.execute("import os; os._exit(3)", timeout=100)
         assert (result.status, result.state_lost) == ("died", True)
         assert result.message == f"The interpreter ended (exit code 3); {LOST}"
@@ -230,7 +231,7 @@ async def test_death_of_the_interpreter_is_reported_at_once_with_its_cause(repl:
 
 async def test_death_between_two_calls_is_reported_with_the_next(repl: JupyterRepl):
     await repl.execute("import os, threading; threading.Timer(0.05, os._exit, [0]).start()")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         await asyncio.shield(repl._live.ended)
     result = await repl.execute("1 + 1", timeout=5)
     assert (result.value, result.status, result.state_lost) == ("2", "ok", True)
@@ -259,7 +260,7 @@ FORGERIES = [
 async def test_forged_messages_affect_at_most_their_cell(shared: JupyterRepl, code: str):
     """The code knows the key, so the signature proves nothing."""
     await shared.execute("kept = 7")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         result = await shared.execute(f"{KERNEL}\n{code}", timeout=10)
         after = await shared.execute("kept", timeout=5)
     if result.status not in ("ok", "error"):
@@ -355,7 +356,7 @@ async def test_flood_of_messages_does_not_use_memory(repl: JupyterRepl):
 )
 async def test_state_survives(shared: JupyterRepl, code: str):
     await shared.execute("kept = 7")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         result = await shared.execute(code, timeout=5)
     assert result.status in ("ok", "error")
     assert (await shared.execute("print('seen'); kept", timeout=5)).text == "seen\n7"
@@ -363,7 +364,7 @@ async def test_state_survives(shared: JupyterRepl, code: str):
 
 @on_shared
 async def test_asking_for_input_is_an_error_at_once(shared: JupyterRepl):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         result = await shared.execute("input('name? ')")
     assert result.status == "error"
     assert "does not support input" in result.error.evalue
@@ -421,7 +422,7 @@ async def test_code_of_ten_megabytes_runs_and_more_is_refused(shared: JupyterRep
 )
 async def test_code_out_of_time_is_stopped_and_state_kept(shared: JupyterRepl, busy: str):
     await shared.execute("x = 5")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         result = await shared.execute(f"print('begun')\n{busy}", timeout=0.5)
     assert (result.status, result.timed_out, result.state_lost, result.error) == (
         "timeout",
@@ -437,7 +438,7 @@ async def test_code_out_of_time_is_stopped_and_state_kept(shared: JupyterRepl, b
 @on_shared
 async def test_the_deadline_is_of_the_cell_and_not_of_each_message(shared: JupyterRepl):
     code = "import time\nfor i in range(100): display(i); print(i, flush=True); time.sleep(0.1)"
-    async with asyncio.timeout(8):  # all of it takes 10 s
+    async with asyncio.timeout(limit(8)):  # all of it takes 10 s
         result = await shared.execute(code, timeout=0.5)
     assert result.timed_out
 
@@ -446,7 +447,7 @@ async def test_code_that_swallows_the_interrupt_is_killed_and_its_late_output_go
     code = f"print('begun')\n{IGNORE}\nimport subprocess\n" + (
         "subprocess.Popen(['sh', '-c', 'sleep 1.5; echo late'])\nwhile True: time.sleep(1)"
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         result = await repl.execute(code, timeout=0.3)
     assert (result.status, result.state_lost, result.stdout) == ("timeout", True, "begun\n")
     assert result.message == f"Execution exceeded 0.3 s and was stopped; {LOST}"
@@ -456,7 +457,7 @@ async def test_code_that_swallows_the_interrupt_is_killed_and_its_late_output_go
 
 async def test_code_that_swallows_the_interrupt_and_displays_for_ever_is_killed(repl: JupyterRepl):
     """Messages that still arrive do not make the kernel's grace time longer."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         result = await repl.execute(f"{IGNORE}\nwhile True: display(1)", timeout=0.3)
     assert (result.status, result.state_lost) == ("timeout", True)
     await _works(repl)
@@ -465,12 +466,12 @@ async def test_code_that_swallows_the_interrupt_and_displays_for_ever_is_killed(
 async def test_the_deadline_covers_waiting_for_earlier_code(repl: JupyterRepl):
     first = asyncio.create_task(repl.execute("import time; time.sleep(100)", timeout=None))
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         second = await repl.execute("1", timeout=0.1)
     assert second.timed_out
     assert second.execution_count == -1
     await repl.interrupt()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         assert (await first).error.ename == "KeyboardInterrupt"
 
 
@@ -479,7 +480,7 @@ async def test_an_interrupt_before_the_code_has_begun_is_not_lost(shared: Jupyte
     task = asyncio.create_task(shared.execute("import time; time.sleep(100)"))
     await asyncio.sleep(0)
     await shared.interrupt()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         assert (await task).error.ename == "KeyboardInterrupt"
     await shared.interrupt()
     await _works(shared)
@@ -496,7 +497,7 @@ async def test_an_interrupt_that_comes_as_the_code_begins_to_wait_is_not_lost(sh
     task = asyncio.create_task(shared.execute(code))
     await _exists(shared, "waits")
     await shared.interrupt()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         assert (await task).error.ename == "KeyboardInterrupt"
     await shared.execute(mask.format("SIG_UNBLOCK"))
     await _works(shared)
@@ -515,7 +516,7 @@ async def test_a_cancelled_execute_stops_its_code_and_keeps_state(repl: JupyterR
 
 
 async def _exists(repl: JupyterRepl, path: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while True:
             try:
                 await repl.sandbox.read_file(path)
@@ -591,7 +592,7 @@ async def test_closing_while_code_runs_does_not_restart_the_interpreter():
     tasks = [asyncio.create_task(repl.execute("import time; time.sleep(100)")) for _ in range(2)]
     await asyncio.sleep(0.1)
     await repl.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [InfrastructureError] * 2
     assert repl._live is None
@@ -602,7 +603,7 @@ async def test_sandbox_killed_from_outside_gives_infra(repl: JupyterRepl):
     await asyncio.sleep(0.2)
     os.kill(repl._live.process.process.pid, signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="SIGKILL"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             await task
     await _works(repl)
 
@@ -617,7 +618,7 @@ async def test_code_that_kills_its_kernel_client_gets_a_result(later: bool):
         result = await repl.execute(f"import os; {code}", timeout=10)
         assert (result.status, result.state_lost) == (("ok", False) if later else ("died", True))
         if later:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit(5)):
                 await asyncio.shield(repl._live.ended)
             assert (await repl.execute("1", timeout=10)).state_lost
         await _works(repl)

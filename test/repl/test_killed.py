@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError
@@ -71,7 +72,7 @@ async def marked(repl) -> int:
 
 
 async def gone(pid: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while os.path.exists(f"/proc/{pid}"):
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)  # its supervisor notices
@@ -165,7 +166,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
             cell = asyncio.create_task(repl.execute("import time; time.sleep(100)", timeout=50))
             await asyncio.sleep(0.1)
             os.kill(supervisor, signal.SIGKILL)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(limit(10)):
                 result = await cell
             assert (result.status, result.state_lost) == ("died", True)
             assert result.message.endswith(lost)
@@ -215,7 +216,7 @@ async def test_killed_zygote_gives_infra_and_others_continue():
     await asyncio.sleep(0.1)
     os.kill(zygote, signal.SIGKILL)
     await gone(supervisor)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         for found in await asyncio.gather(*cells, repls[2].execute("1"), return_exceptions=True):
             assert isinstance(found, InfrastructureError), found
         for repl in repls:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import SubprocessRepl
@@ -31,7 +32,7 @@ async def test_nothing_is_left_after_close(workspaces):
     assert children
     await repl.close()
     assert not os.listdir(workspaces)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while any(Path(f"/proc/{child}").exists() for child in [pid, *children]):
             await asyncio.sleep(0.02)
 
@@ -42,7 +43,7 @@ async def test_sandbox_killed_from_outside_gives_infra():
         await asyncio.sleep(0.2)
         os.kill(repl._process.process.pid, signal.SIGKILL)
         with pytest.raises(InfrastructureError, match="lost"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(limit(5)):
                 await task
 
 

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers.limit import limit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from torchrl_agentic.collectors import Score
 from torchrl_agentic.rewards import batched
 from torchrl_agentic.testing import finished_trajectory
 
-PATIENCE_S = 30
+PATIENCE_S = limit(30)
 
 
 def trajectories(count, start=0):

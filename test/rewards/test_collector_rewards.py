@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from helpers.chat_envs import add, call
+from helpers.limit import limit
 from torchrl.envs import Compose
 
 from torchrl_agentic import (
@@ -132,7 +133,7 @@ def test_calls_of_several_trajectories_share_a_batch():
 
     def grade(trajectories):
         sizes.append(len(trajectories))
-        assert all_wait.wait(30)
+        assert all_wait.wait(limit(30))
         return [0.0] * len(trajectories)
 
     grader = batched(grade)

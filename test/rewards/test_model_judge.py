@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import pytest
+from helpers.limit import limit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,7 +139,7 @@ async def test_votes_are_asked_for_at_the_same_time():
             await meeting.wait()
             return Message("assistant", f"GRADE: {'I' if key.endswith('2') else 'C'}")
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         mean = await ModelJudge(Together(None), votes=3)(RIGHT)
         majority = await ModelJudge(Together(None), votes=3, reduce="majority")(RIGHT)
     assert (mean.value, majority.value) == (pytest.approx(2 / 3), 1.0)

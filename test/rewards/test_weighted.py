@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from helpers.limit import limit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ async def test_sync_and_async_parts_run_at_the_same_time():
     meeting = threading.Barrier(3)  # broken unless all three are there
 
     def blocking(trajectory):
-        meeting.wait(30)
+        meeting.wait(limit(30))
         return 1
 
     async def waiting(trajectory):

@@ -1,5 +1,6 @@
 """The whole state of a training run is saved or not at all, and fits only the run that it came from."""
 
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.limit import limit
+from helpers.processes import run_program, started
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_agentic.collectors.timeline import (
@@ -20,6 +23,9 @@ from torchrl_agentic.collectors.timeline import (
 )
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_groups
 from torchrl_agentic.rollout import CheckpointMismatch, Checkpoints, ModelState, discard_steps
+
+FOLDERS = [str(path) for path in Path(__file__).parents[:2]]
+"""Folders of the modules that programs of these tests import."""
 
 
 def free_port() -> int:
@@ -91,7 +97,7 @@ def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path):
 FULL = """
 import resource, signal, sys, logging
 logging.basicConfig(format="%(message)s")
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_checkpoints import Run
 from pathlib import Path
 run = Run(Path(sys.argv[1]))
@@ -107,8 +113,8 @@ print(*run.checkpoints.steps())
 
 
 def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_run(tmp_path):
-    words = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parent)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    words = [sys.executable, "-c", FULL, str(tmp_path), *FOLDERS]
+    found = run_program(words, capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["1", "2"]
     assert "no checkpoint of step 2" in found.stderr
@@ -121,10 +127,10 @@ import os, sys
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from test_checkpoints import Run
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
-distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+distributed.init_process_group("gloo", timeout=timedelta(seconds=600))
 if rank == 0:
     folder.write_text("")  # where the folder of checkpoints should be
 distributed.barrier()
@@ -141,19 +147,17 @@ distributed.destroy_process_group()
 
 
 def test_a_failure_of_the_first_process_fails_the_checkpoint_in_all_and_stops_none(tmp_path):
-    words = [sys.executable, "-W", "ignore", "-c", TWO, str(tmp_path / "c"), str(Path(__file__).parent)]
+    words = [sys.executable, "-W", "ignore", "-c", TWO, str(tmp_path / "c"), *FOLDERS]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [
-        subprocess.Popen(words, env={**os.environ, **place, "RANK": str(rank)}, **pipes) for rank in range(2)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(started(words, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
+            for rank in range(2)
+        ]
         for process in both:
-            _, messages = process.communicate(timeout=90)
+            _, messages = process.communicate(timeout=limit(90))
             assert process.returncode == 0, messages
-    finally:
-        for process in both:
-            process.kill()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

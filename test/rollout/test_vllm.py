@@ -13,6 +13,8 @@ with warnings.catch_warnings(action="ignore"):  # where vLLM is, TorchRL imports
     from torchrl.envs import Compose, TransformedEnv
     from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
+from helpers.limit import limit
+
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose, TurnTokenizer
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.rollout import agent_policy, ledgers, training_policy, trajectory_batch
@@ -20,7 +22,7 @@ from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
 from torchrl_agentic.tools import PythonTool
 
 # vLLM, Ray and TorchRL warn of themselves.
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(limit(300)), pytest.mark.filterwarnings("default")]
 
 ROWS = 16
 QUESTIONS = tiny_questions(ROWS)

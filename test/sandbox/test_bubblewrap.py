@@ -4,12 +4,13 @@ import asyncio
 import dataclasses
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import family, run_program, started
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from torchrl_agentic.sandbox import (
     UnsafeSubprocessSandbox,
 )
 from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.sandbox.conformance.host_cases import check_gone, command_lines, new_mark
 from torchrl_agentic.sandbox.process import Capture, PipeReader
 
 ORDER = ["none", "loopback", "allowlist", "full"]
@@ -38,6 +40,35 @@ async def test_root_is_given_up_outside_too():
         await child.kill()
 
 
+@works
+@pytest.mark.parametrize("start", ["spawn", "run"])
+async def test_a_command_does_not_run_if_the_trainer_is_killed_while_bubblewrap_starts(
+    start: str, workspaces: str
+):
+    """On a busy machine, bwrap may ask to die with its parent when that is dead already."""
+    mark, held, slow = new_mark(), Path(workspaces, "held"), Path(workspaces, "slow-bwrap")
+    slow.write_text(f'#!/bin/sh\nwhile [ -e {held} ]; do sleep 0.01; done\nexec bwrap "$@"\n')
+    slow.chmod(0o755)
+    code = (
+        "import asyncio, pathlib\nfrom torchrl_agentic.sandbox import BubblewrapSandbox\n"
+        "async def main():\n"
+        f"    async with BubblewrapSandbox(bwrap_path={str(slow)!r}) as sandbox:\n"
+        f"        pathlib.Path({str(held)!r}).touch()\n"
+        f"        await sandbox.{start}(['sleep', {mark!r}])\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with started([sys.executable, "-c", code], env=env) as trainer:
+        while not any(mark in command_lines().get(pid, "") for pid in family(trainer.pid) - {trainer.pid}):
+            assert trainer.poll() is None
+            await asyncio.sleep(0.01)
+        trainer.kill()
+        trainer.wait()
+    held.unlink()
+    await check_gone(mark)
+
+
 def test_default_sandbox_without_any_tier_names_the_remedy():
     code = (
         "from torchrl_agentic.sandbox import default_sandbox, landlock, tiers, SandboxError\n"
@@ -46,7 +77,7 @@ def test_default_sandbox_without_any_tier_names_the_remedy():
     )
     env = {"PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=True)
+    done = run_program(command, env=env, capture_output=True, text=True, timeout=30, check=True)
     for piece in ("apt install bubblewrap", "UnsafeSubprocessSandbox", "no sandbox works here"):
         assert piece in done.stdout
 
@@ -263,7 +294,7 @@ async def test_no_folder_is_left_after_code_nested_folders_deeply(workspaces):
         await sandbox.close()
         assert not os.listdir(workspaces)
     finally:
-        subprocess.run(["rm", "-rf", workspaces], check=True)
+        run_program(["rm", "-rf", workspaces], check=True)
 
 
 async def test_a_pipe_that_has_ended_is_never_read_again():
@@ -271,7 +302,7 @@ async def test_a_pipe_that_has_ended_is_never_read_again():
     ours, writer = os.pipe()
     drain = PipeReader(ours, Capture(1000))
     os.close(writer)
-    await asyncio.wait_for(drain.ended.wait(), 5)
+    await asyncio.wait_for(drain.ended.wait(), limit(5))
     others, writer = os.pipe()
     os.set_blocking(others, False)
     assert others == ours, "the test needs the number to be used again"

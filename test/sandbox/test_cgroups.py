@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program, started
 
 from torchrl_agentic.repl import ForkServerRepl
 from torchrl_agentic.sandbox import (
@@ -157,7 +158,7 @@ def test_a_group_is_used_again_once_nothing_is_in_it():
         pytest.skip(cgroups.why_not())
     groups = cgroups.MemoryGroups(64 << 20)
     first = groups.take()
-    with subprocess.Popen(first.entering(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with started(first.entering(["cat"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"inside\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"inside\n"
@@ -222,7 +223,7 @@ def test_a_user_makes_groups_in_one_that_was_delegated():
         os.chown(path, 65534, 65534)
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", "-c"]
     root = str(Path(cgroups.__file__).parents[2])
-    result = subprocess.run(
+    result = run_program(
         group.entering([*command, AS_USER]),
         capture_output=True,
         text=True,

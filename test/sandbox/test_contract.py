@@ -4,12 +4,13 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.sandbox import (
     BubblewrapSandbox,
@@ -71,12 +72,12 @@ def _for_others(root: Path, copy: Path) -> Path:
         shutil.copytree(root / name, copy / name)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(root / name, copy)
-    subprocess.run(["chmod", "-R", "a+rX", str(copy)], check=True)
+    run_program(["chmod", "-R", "a+rX", str(copy)], check=True)
     return copy
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(limit(500))
 @pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs all of this as somebody else anyway")
 def test_all_of_it_holds_for_a_trainer_that_is_not_root():
     folder = Path("/tmp") / f"torchrl_agentic-others-{os.getpid()}"
@@ -90,7 +91,7 @@ def test_all_of_it_holds_for_a_trainer_that_is_not_root():
             **os.environ, "HOME": str(folder), "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]),
         }  # fmt: skip
-        done = subprocess.run(
+        done = run_program(
             ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python[0], "-m", "pytest",
              "-p", "no:cacheprovider", "-rfs", "--tb=line", "test/sandbox/test_contract.py"],
             cwd=root, env=env, capture_output=True, text=True, timeout=480, check=False,

@@ -6,7 +6,6 @@ The fake isolates nothing: what only Docker can enforce is tested there up to th
 import asyncio
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -17,6 +16,8 @@ import pytest
 import pytest_asyncio
 from fakes.docker import FakeDocker
 from fakes.docker_container import FakeContainer
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox
@@ -45,7 +46,7 @@ async def daemon() -> AsyncGenerator[FakeDocker]:
 
 async def until(true: Callable[[], object]) -> None:
     """Wait until a condition holds, which another task or process makes true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -698,7 +699,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: Any):
 
 def test_importing_the_module_does_not_import_the_package():
     code = "import sys, torchrl_agentic.sandbox.remote.docker; sys.exit('aiodocker' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_program([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_invalid_settings_are_rejected():

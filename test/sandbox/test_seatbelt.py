@@ -3,10 +3,10 @@
 import itertools
 import os
 import re
-import subprocess
 import sys
 
 import pytest
+from helpers.processes import run_program
 
 from torchrl_agentic.sandbox import ResourceLimits, Sandbox, SandboxError
 from torchrl_agentic.sandbox.seatbelt import READ, SERVICES, SeatbeltSandbox, command, profile
@@ -137,7 +137,7 @@ def run_shim(*argv, shell="/bin/sh", cwd="/", **limits):
     words = command(argv, folder="/", cwd=cwd, limits=ResourceLimits(**limits))
     start = words.index("/bin/sh")
     env = {"PATH": "/usr/bin:/bin"}
-    return subprocess.run([shell, *words[start + 1 :]], env=env, capture_output=True, text=True, check=False)
+    return run_program([shell, *words[start + 1 :]], env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("shell", [path for path in ("/bin/sh", "/bin/bash") if os.path.exists(path)])

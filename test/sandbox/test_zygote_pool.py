@@ -8,6 +8,7 @@ import socket
 import time
 
 import pytest
+from helpers.limit import limit
 from helpers.processes import children, command, family
 
 from torchrl_agentic.errors import InfrastructureError
@@ -31,7 +32,7 @@ def newest_pool() -> ZygotePool:
 
 
 async def up(sandbox: ForkServerSandbox) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(limit(20)):
         assert (await sandbox.run(["echo", "up"])).stdout == "up\n"
 
 
@@ -43,7 +44,7 @@ async def test_killed_zygote_gives_infra() -> None:
     await asyncio.sleep(0.2)
     for zygote in newest_pool()._zygotes:
         zygote._process.send_signal(signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(error, InfrastructureError) for error in found)
     await asyncio.gather(*(repl.close() for repl in repls))
@@ -124,7 +125,7 @@ async def test_closed_pools_are_recreated() -> None:
     (process,) = [zygote._process for zygote in pool._zygotes]
     pool.close()
     assert process.poll() is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         with pytest.raises(SandboxError):  # noqa: PT012
             while True:  # its processes end a moment after bubblewrap
                 await first.write_file("f", b"x")

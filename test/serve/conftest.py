@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
 from torchrl_agentic.serve.sandbox_app import sandbox_app
@@ -37,7 +38,7 @@ def url() -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def http(url: str) -> Generator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=limit(60), trust_env=False) as client:
         yield client
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.sandbox import UnsafeSubprocessSandbox
 from torchrl_agentic.serve import search_app as search_module
@@ -21,7 +22,7 @@ from torchrl_agentic.serve.search_app import BM25Index, Document, search_app
 from torchrl_agentic.serve.serving import serving
 
 pytestmark = [pytest.mark.no_sandbox, pytest.mark.filterwarnings("ignore:.*UnsafeSubprocessSandbox")]
-WAIT_S = 20
+WAIT_S = limit(20)
 DOCUMENTS = [Document("1", "Cats", "They sleep.")]
 BODY = b'{"queries": ["cats"]}'
 QUICK = ConnectionBounds(header_s=0.2, body_s=0.2, answer_s=0.2)
@@ -76,7 +77,7 @@ def _ends_while_sending(sock: socket.socket) -> bool:
     """Send a byte now and then until the server closes the connection."""
     sock.settimeout(0.01)
     with contextlib.suppress(ConnectionError):
-        for _ in range(100 * WAIT_S):
+        for _ in range(round(100 * WAIT_S)):
             sock.sendall(b"x")
             with contextlib.suppress(TimeoutError):
                 if not sock.recv(1):

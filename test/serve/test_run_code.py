@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
 
 from .conftest import Run
 
@@ -307,13 +308,13 @@ def test_other_paths_and_methods_are_not_served(http: httpx.Client):
 
 
 async def test_a_hundred_requests_at_once_get_their_own_answers(url: str):
-    async with httpx.AsyncClient(base_url=url, timeout=100, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=limit(100), trust_env=False) as client:
 
         async def one(number: int) -> str:
             body = {"code": f"print({number} ** 2)", "language": "python", "run_timeout": 60}
             answer = await client.post("/run_code", json=body)
             return answer.json()["run_result"]["stdout"]
 
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(limit(100)):
             answers = await asyncio.gather(*map(one, range(100)))
     assert answers == [f"{number**2}\n" for number in range(100)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
 from torchrl_agentic.sandbox import (
@@ -29,7 +30,7 @@ from torchrl_agentic.serve.access import Overloaded, RequestQueue
 from torchrl_agentic.serve.sandbox_app import run_limits, sandbox_app
 from torchrl_agentic.serve.serving import serving
 
-WAIT_S = 20.0
+WAIT_S = limit(20.0)
 no_sandbox = pytest.mark.no_sandbox
 
 

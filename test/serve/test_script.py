@@ -2,10 +2,10 @@
 
 import base64
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program
 
 from torchrl_agentic.sandbox.python_runtime import clean_env, python_inside
 
@@ -27,7 +27,7 @@ def test_a_program_runs_as_by_python(run: Run, tmp_path: Path, name: str):
     (tmp_path / "main.py").write_text(code, newline="")
     (tmp_path / "helper.py").write_text("x = 5")
     argv = [python_inside(), "main.py"]
-    expected = subprocess.run(
+    expected = run_program(
         argv, cwd=tmp_path, env=clean_env(), input=STDIN.encode(), capture_output=True, timeout=30
     )
     files = {"helper.py": base64.b64encode(b"x = 5").decode()}

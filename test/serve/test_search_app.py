@@ -1,7 +1,6 @@
 """The search server: documents, results and responses; over real HTTP."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.serve.search_app import BM25Index, Document, read_documents, search_app, tokenize
@@ -30,7 +31,7 @@ DOCUMENTS = [
 def http() -> Generator[httpx.Client]:
     with (
         serving(search_app(DOCUMENTS)) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=limit(30), trust_env=False) as client,
     ):
         yield client
 
@@ -215,4 +216,4 @@ assert not {"torch", "starlette", "uvicorn", "bm25s"} & set(sys.modules), "at im
 torchrl_agentic.serve.search_app.search_app([])
 assert "torch" not in sys.modules, "at construction"
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_program([sys.executable, "-c", code], check=True, timeout=60)

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.serve.serving import serving
 
@@ -24,7 +25,7 @@ def test_an_application_is_served_until_the_block_ends():
 
 def test_application_factory_is_served_by_another_process():
     with serving("starlette.applications:Starlette") as url:
-        answer = httpx.get(url, trust_env=False, timeout=30)
+        answer = httpx.get(url, trust_env=False, timeout=limit(30))
     assert answer.status_code == 404
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
@@ -32,4 +33,4 @@ def test_application_factory_is_served_by_another_process():
 
 def test_a_process_that_cannot_start_refuses_connections():
     with serving("torchrl_agentic.no_such_module:app") as url, pytest.raises(httpx.TransportError):
-        httpx.get(url, trust_env=False, timeout=30)
+        httpx.get(url, trust_env=False, timeout=limit(30))

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.testing import SkipClockLoop, run_skipping
@@ -87,11 +88,11 @@ def test_the_clock_does_not_skip_ahead_of_a_job_on_a_thread(how: str, counts_cpu
 
     def job() -> None:
         running.set()
-        assert go.wait(20)
+        assert go.wait(limit(20))
         order.append("job")
 
     def release() -> None:
-        assert running.wait(20)
+        assert running.wait(limit(20))
         time.sleep(0.02)  # gives a wrong loop time to skip; the order below needs no luck
         go.set()
 
@@ -135,7 +136,7 @@ def test_a_busy_block_left_in_another_thread_wakes_the_loop():
 
         own = threading.Thread(target=hold)
         own.start()
-        assert entered.wait(20)
+        assert entered.wait(limit(20))
         await asyncio.sleep(DAY_S)
         own.join()
         return _now()

@@ -2,12 +2,12 @@
 
 import json
 import random
-import subprocess
 import sys
 
 import pytest
 from helpers.chat_envs import begin
 from helpers.model_families import FAMILIES
+from helpers.processes import run_program
 from helpers.token_rollouts import Says, sample, sampled_ids, token_env
 from helpers.vision_processors import part, png, qwen
 from hypothesis import given, settings
@@ -238,7 +238,7 @@ def test_the_writer_is_importable_without_torch():
         "import sys, torchrl_agentic.tokens.writer\n"
         "print([name for name in ('torch', 'tensordict', 'torchrl', 'transformers') if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    assert run_program([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 CASES = [

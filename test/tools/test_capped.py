@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program
 
 from torchrl_agentic.tools.sandbox_fusion.capped import HEAD_BYTES, TAIL_BYTES, capped
 
@@ -19,7 +20,7 @@ del PROGRAMS["depth"]  # it counts how deep it may recurse, which is four calls 
 def _run(code: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     (folder / "main.py").write_text(code, newline="")
     (folder / "helper.py").write_text("x = 5")
-    return subprocess.run(
+    return run_program(
         [sys.executable, "main.py"],
         cwd=folder,
         env={**os.environ, "PYTHONHASHSEED": "0"},

@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 import warnings
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
+from helpers.processes import run_program
 from pydantic import Field
 from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
@@ -538,7 +538,7 @@ from torchrl_agentic import ToolContext
 tools = pickle.loads(open({str(tmp_path / "pickled")!r}, "rb").read())
 print(asyncio.run(tools[0].run({{"a": 2, "b": 3}}, ToolContext("c"))), [tool.name for tool in tools])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("5 ['add', 'say'"), done.stderr
 
 

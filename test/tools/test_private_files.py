@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import run_program
 from helpers.record_strategies import record
 
 from torchrl_agentic.messages import ToolResult
@@ -143,7 +144,7 @@ for step in range(2):
     with Cassette({str(folder / "run")!r} + f"/{{step}}.jsonl", mode=0o666) as tape:
         tape.append("t", "echo", "c1", {{}}, ToolResult.from_text("secret"), 0.0)
 """
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return run_program([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def test_each_file_of_a_folder_has_them(tmp_path: Path):

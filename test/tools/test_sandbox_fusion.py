@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 from fakes.scripted import Reply, scripted_server
+from helpers.limit import limit
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -508,7 +509,9 @@ asyncio.run(main())
             for process in both:
                 assert process.stdout is not None
                 await process.stdout.readline()
-            done = await asyncio.wait_for(asyncio.gather(*(one.communicate(b"go\n") for one in both)), 60)
+            done = await asyncio.wait_for(
+                asyncio.gather(*(one.communicate(b"go\n") for one in both)), limit(60)
+            )
             assert len(done) == 2
             assert [one.returncode for one in both] == [0, 0]
             return len(scripted.requests)
@@ -527,7 +530,7 @@ async def test_a_cancelled_call_holds_nothing_any_more(server: str):
     hung.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hung
-    run = await asyncio.wait_for(tool.client.run_code("print(1)"), 30)
+    run = await asyncio.wait_for(tool.client.run_code("print(1)"), limit(30))
     assert run.stdout == "1\n"
     await tool.teardown()
 

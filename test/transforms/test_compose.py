@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -29,6 +28,8 @@ from helpers.chat_envs import (
     results,
     step,
 )
+from helpers.limit import limit
+from helpers.processes import run_program
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData
@@ -507,7 +508,7 @@ class TestConcurrency:
         barrier = threading.Barrier(4)
 
         def meet() -> str:
-            barrier.wait(30)
+            barrier.wait(limit(30))
             return "met"
 
         env = chat_env((4,), ToolCompose([tool(meet)]))
@@ -560,14 +561,14 @@ class TestConcurrency:
         ready = threading.Barrier(2)
 
         def run(env, td):
-            ready.wait(30)
+            ready.wait(limit(30))
             step(env, td, call("enter") * 3, call("enter") * 3)
 
         threads = [threading.Thread(target=run, args=pair) for pair in zip(envs, tds, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(limit(30))
         assert most == [1] * 12
 
     def test_a_limiter_serves_again_after_close(self):
@@ -703,7 +704,7 @@ td = env.step(ScriptedPolicy([[said]])(env.reset(TensorDict({{"query": ["q"]}}, 
 print(td["next", "history"].prompt[0].content[2], td["next", "done"].item())
 env.close()
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        done = run_program([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == "one two True", done.stderr
 
     def test_parent_of_a_later_transform_shares_tools_and_sessions(self):
@@ -796,7 +797,7 @@ env.close()
         gc.collect()
         for thread in made:
             if thread.name != "torchrl_agentic":
-                thread.join(30)
+                thread.join(limit(30))
         assert {thread.name for thread in made if thread.is_alive()} <= {"torchrl_agentic"}
 
     def test_dropped_environments_close_their_sessions(self):
@@ -814,7 +815,7 @@ env.close()
         step(env, begin(env), call("count"))
         del env
         gc.collect()
-        assert closed.wait(30)
+        assert closed.wait(limit(30))
 
 
 class TestContainer:
@@ -1125,7 +1126,7 @@ class TestConstruction:
             "ToolCompose([])\n"
             "print(bool(tensordict.list_to_stack()))"
         )
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        done = run_program([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.stdout.strip() == "True", done.stderr
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from helpers.chat_envs import begin, chat_env, conversations, dataset_env
+from helpers.limit import limit
 from helpers.ragged_batches import (
     CALL,
     history,
@@ -329,8 +330,8 @@ def test_a_queue_to_a_spawned_process_takes_histories_and_tokens():
     process = context.Process(target=read_in_another_process, args=(there, back))
     process.start()
     there.put(td)
-    found = back.get(timeout=60)
-    process.join(60)
+    found = back.get(timeout=limit(60))
+    process.join(limit(60))
     assert found == [prompts(td), "AgentHistory", token_lengths(td)]
 
 

@@ -27,6 +27,7 @@ from helpers.chat_envs import (
     results,
     step,
 )
+from helpers.limit import limit
 from tensordict import NonTensorData
 from torchrl.data import Unbounded
 from torchrl.envs import ParallelEnv, StepCounter, Transform, check_env_specs
@@ -223,7 +224,7 @@ def test_h15_a_dropped_environment_tears_its_tools_down():
     step(env, begin(env), call("own"))
     del env
     gc.collect()
-    assert torn_down.wait(30)
+    assert torn_down.wait(limit(30))
 
 
 def test_h15_there_is_one_loop_thread_for_all_environments():
@@ -258,7 +259,7 @@ def test_h16_an_environment_works_in_a_fork_of_a_process_that_used_it():
     process.start()
     assert here.poll(60)
     assert here.recv() == [["4"]]
-    process.join(30)
+    process.join(limit(30))
     assert process.exitcode == 0
 
 
@@ -279,7 +280,7 @@ def test_h16_fork_does_not_close_sessions_of_its_parent(caplog):
     process.start()
     assert here.poll(60)
     assert here.recv() == ([["1"]], [], "")
-    process.join(30)
+    process.join(limit(30))
     assert tool.events("close") == []
     env.close()
     assert tool.events("close") == ["0.0"]

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from helpers.chat_envs import begin, call, chat_env, dataset_env, step
+from helpers.limit import limit
 from torchrl.envs import StepCounter
 
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose
@@ -58,7 +59,7 @@ def test_sessions_of_a_dropped_environment_close_while_another_lives(which):
     kept = other if which == "original" else original
     del env, original, other
     gc.collect()
-    assert held.closed.wait(5)
+    assert held.closed.wait(limit(5))
     assert len(kept) == 1
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.chat_envs import begin
+from helpers.processes import run_program
 from helpers.ragged_batches import CALL, history, prompts, token_env, token_policy, uneven, uneven_env
 from tensordict import NonTensorData, lazy_stack
 from torchrl.data.llm import History
@@ -61,7 +62,7 @@ class TestTurns:
     def test_a_thousand_turns_cost_as_much_per_turn_as_ten(self):
         """Counted in a process of its own: after torch.compile was used, `sys.setprofile` can hang."""
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        done = subprocess.run([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, check=True)
+        done = run_program([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, check=True)
         ten, thousand = map(int, done.stdout.split()[-2:])
         assert 1000 < thousand <= 1.2 * ten
 

@@ -21,6 +21,7 @@ from helpers.chat_envs import (
     scripted_user_env,
     step,
 )
+from helpers.limit import limit
 from helpers.model_families import FAMILIES
 from helpers.simulated_users import Clerk, Shopper, parrot
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
@@ -177,7 +178,7 @@ def test_user_that_hangs_on_open_does_not_delay_others(caplog):
     assert told(td, "error") == [True]
     assert not closed.is_set()
     go_on.set()
-    assert closed.wait(10)
+    assert closed.wait(limit(10))
     env.close()
 
 
@@ -378,7 +379,7 @@ def _settled(user, count):
         while len(user.events("close")) < count:
             await asyncio.sleep(0)
 
-    run(asyncio.wait_for(wait(), 10))
+    run(asyncio.wait_for(wait(), limit(10)))
 
 
 def test_interrupt_closes_each_session_once():
@@ -460,7 +461,7 @@ def test_fork_does_not_close_conversations_of_its_parent():
     process.start()
     assert here.poll(9)  # before the closing of another loop's session would be given up
     assert here.recv() == [[("user", "u1")]]
-    process.join(30)
+    process.join(limit(30))
     assert process.exitcode == 0
 
 

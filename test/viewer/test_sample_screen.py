@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from helpers.limit import limit
 from helpers.viewer_dumps import trajectory, write
 from helpers.viewer_screen import opened
 
@@ -118,7 +119,7 @@ async def test_a_step_is_that_of_the_batch_also_if_it_is_known_later(tmp_path):
             recorder.step = 9
             recorder.weights_updated()
             recorder.flush()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(limit(20)):
                 await screen.until(lambda: screen.names == ["b"])
 
 

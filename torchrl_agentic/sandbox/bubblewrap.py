@@ -48,7 +48,6 @@ from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
 from torchrl_agentic.sandbox.workspace import inside
 from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
-from torchrl_agentic.text import read_json
 
 BWRAP = "bwrap"
 TMPFS_BYTES = 64 << 20
@@ -71,6 +70,15 @@ ROOT = (
     "--remount-ro", "/dev",
 )  # fmt: skip
 _SH = "/bin/sh"
+_GREETING = b"\0"
+_GREET = r"printf '\0' >&2 || exit 125; "
+"""Shell commands that tell the trainer that bubblewrap works, and end the shell if the trainer has ended.
+
+`--die-with-parent` holds from when bwrap asks for it. On a busy machine, the trainer may end between the fork
+and that, and then nothing else would end the command. These commands run later, and the trainer has the only
+reading end of their stderr. (The threads of a killed trainer end one by one, and until the last one has, the
+check sees nothing.)
+"""
 
 
 class BubblewrapSandbox(FolderSandbox):
@@ -142,35 +150,25 @@ class BubblewrapSandbox(FolderSandbox):
             limits: Limits of this command; they can only narrow those of the sandbox. None for those.
         """
         effective = self.limits.narrow(limits)
-        status_fd, status_end = os.pipe()
         kills_before = self._kills
-        try:
-            options = ["--json-status-fd", str(status_end)]
-            with self._command(check_argv(argv), effective, options=options, cwd=cwd) as (command, fds):
-                child = await start_command(
-                    command,
-                    env=env_inside(effective),
-                    stdin=stdin,
-                    pass_fds=(*fds, status_end),
-                    drop_root=True,
-                    group=self._group,
-                )
-        except BaseException:
-            os.close(status_fd)
-            raise
-        finally:
-            os.close(status_end)
-        try:
-            ended = await self._communicate(child, effective)
-        finally:
-            with os.fdopen(status_fd, "rb") as status:
-                code = _exit_code(status.read(1 << 16))
-        if ended.code is not None and code is None and self._kills > kills_before:
+        with self._command(check_argv(argv), effective, cwd=cwd) as (command, fds):
+            child = await start_command(
+                command,
+                env=env_inside(effective),
+                stdin=stdin,
+                pass_fds=fds,
+                drop_root=True,
+                group=self._group,
+                greeting=_GREETING,
+            )
+        ended = await self._communicate(child, effective)
+        if ended.code is None:
+            return result_of(ended, None)
+        if ended.is_greeted and ended.code >= 0:  # then the program inside ran, and bwrap has its exit code
+            return result_of(ended, signed_exit_code(ended.code))
+        if self._kills > kills_before:
             return result_of(ended, -9)  # bwrap is in that group
-        if ended.code is not None and code is None:
-            # bwrap writes an exit code if and only if the program inside ran, so the sandbox failed.
-            raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
-        return result_of(ended, None if code is None else signed_exit_code(code))
+        raise SandboxError(f"bubblewrap failed: {ended.stderr.text().strip() or 'no reason given'}")
 
     async def spawn(self, argv: Sequence[str]) -> ServerProcess:
         """Start a long-lived process. Its processor time is unlimited, because it serves many calls.
@@ -181,7 +179,12 @@ class BubblewrapSandbox(FolderSandbox):
         self._kills_before = self._kills
         with self._command(check_argv(argv), limits, options=["--as-pid-1"]) as (command, fds):
             server = await start_server(
-                command, env=env_inside(limits), pass_fds=fds, drop_root=True, group=self._group
+                command,
+                env=env_inside(limits),
+                pass_fds=fds,
+                drop_root=True,
+                group=self._group,
+                greeting=_GREETING,
             )
         return self._keep(server)
 
@@ -209,11 +212,16 @@ class BubblewrapSandbox(FolderSandbox):
 
     @contextmanager
     def _command(
-        self, argv: Sequence[str], limits: ResourceLimits, *, options: Sequence[str], cwd: str | None = None
+        self,
+        argv: Sequence[str],
+        limits: ResourceLimits,
+        *,
+        options: Sequence[str] = (),
+        cwd: str | None = None,
     ) -> Generator[tuple[list[str], list[int]]]:
         """Yield the command that runs another command inside, and the file descriptors that it needs."""
         start_in = "/".join((WORK, *inside(cwd or WORK)))
-        first = (_SH, "-c", shim(limits), "sh", start_in)
+        first = (_SH, "-c", _GREET + shim(limits), "sh", start_in)
         with _filter_fd(limits) as fds:
             confined = [word for fd in fds for word in ("--seccomp", str(fd))]
             # Everything from the model follows "--", so that nothing in it is an option of bwrap.
@@ -269,17 +277,6 @@ def _filter_fd(limits: ResourceLimits) -> Generator[list[int]]:
         yield [fd]
     finally:
         os.close(fd)
-
-
-def _exit_code(status: bytes) -> int | None:
-    for line in status.splitlines():
-        try:
-            report: dict[str, Any] = read_json(line)
-        except ValueError:
-            continue  # bwrap was killed while it wrote
-        if "exit-code" in report:
-            return int(report["exit-code"])
-    return None
 
 
 @functools.cache

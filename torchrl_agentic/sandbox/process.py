@@ -27,10 +27,16 @@ class PipeReader:
     Args:
         fd: Descriptor of the pipe; it is closed at the end.
         capture: Where the output is kept.
+        greeting: What the output begins with once the program is reached; it is not kept.
+
+    Attributes:
+        is_greeted: Whether the output began with the greeting.
     """
 
-    def __init__(self, fd: int, capture: Capture) -> None:
+    def __init__(self, fd: int, capture: Capture, *, greeting: bytes = b"") -> None:
         self.fd = fd
+        self.is_greeted = False
+        self._greeting = greeting
         self.capture = capture
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -55,6 +61,9 @@ class PipeReader:
             if not data:
                 self.stop()
                 return
+            if self.capture.total == 0 and not self.is_greeted and data.startswith(self._greeting):
+                self.is_greeted = True
+                data = data.removeprefix(self._greeting)
             self.capture.add(data)
 
     def stop(self) -> None:
@@ -80,12 +89,14 @@ class CompletedCommand:
         stdout: Captured stdout.
         stderr: Captured stderr.
         wall_s: Duration in seconds.
+        is_greeted: Whether its stderr began with the greeting.
     """
 
     code: int | None
     stdout: Capture
     stderr: Capture
     wall_s: float
+    is_greeted: bool
 
 
 class Child:
@@ -187,12 +198,16 @@ class CommandProcess(Child):
         process: The process.
         stdout_fd: Our end of its stdout.
         stderr_fd: Our end of its stderr.
+        greeting: See `PipeReader`; of its stderr.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, stdout_fd: int, stderr_fd: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, stdout_fd: int, stderr_fd: int, greeting: bytes = b""
+    ) -> None:
         super().__init__(process)
         self.stdout_fd = stdout_fd
         self.stderr_fd = stderr_fd
+        self.greeting = greeting
 
 
 class StdioStreams:
@@ -202,11 +217,18 @@ class StdioStreams:
         reader: Reads its stdout.
         writer: Writes its stdin.
         stderr_fd: Our end of its stderr.
+        greeting: See `PipeReader`; of its stderr.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stderr_fd: int) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stderr_fd: int,
+        greeting: bytes = b"",
+    ) -> None:
         self._reader, self._writer = reader, writer
-        self._stderr = PipeReader(stderr_fd, Capture(MAX_ERRORS))
+        self._stderr = PipeReader(stderr_fd, Capture(MAX_ERRORS), greeting=greeting)
 
     async def send(self, data: bytes) -> None:
         """Write to the stdin of the process."""
@@ -248,6 +270,7 @@ class ServerProcess(Child, StdioStreams):
         reader: Reads its stdout.
         writer: Writes its stdin.
         stderr_fd: Our end of its stderr.
+        greeting: See `PipeReader`; of its stderr.
     """
 
     def __init__(
@@ -256,9 +279,10 @@ class ServerProcess(Child, StdioStreams):
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         stderr_fd: int,
+        greeting: bytes = b"",
     ) -> None:
         Child.__init__(self, process)
-        StdioStreams.__init__(self, reader, writer, stderr_fd)
+        StdioStreams.__init__(self, reader, writer, stderr_fd, greeting)
 
     async def _kill(self) -> None:
         await super()._kill()
@@ -274,6 +298,7 @@ async def start_command(
     pass_fds: Sequence[int] = (),
     drop_root: bool = False,
     group: MemoryGroup | None = None,
+    greeting: bytes = b"",
 ) -> CommandProcess:
     """Start a process in a new session, with exactly this environment and these open files.
 
@@ -285,6 +310,7 @@ async def start_command(
         pass_fds: Descriptors that it inherits, besides stdin, stdout and stderr.
         drop_root: If this process is root, run the command as nobody.
         group: Control group to start it in; None for that of this process.
+        greeting: What it writes to stderr first, if it is reached.
 
     Raises:
         OSError: If the program cannot be started.
@@ -301,7 +327,7 @@ async def start_command(
         finally:
             if stdin_fd is not None:
                 os.close(stdin_fd)
-    return CommandProcess(process, stdout_fd, stderr_fd)
+    return CommandProcess(process, stdout_fd, stderr_fd, greeting)
 
 
 async def start_server(
@@ -312,6 +338,7 @@ async def start_server(
     pass_fds: Sequence[int] = (),
     drop_root: bool = False,
     group: MemoryGroup | None = None,
+    greeting: bytes = b"",
 ) -> ServerProcess:
     """Start a process as `start_command` does, with its stdin and stdout connected to us.
 
@@ -322,13 +349,14 @@ async def start_server(
         pass_fds: Descriptors that it inherits, besides stdin, stdout and stderr.
         drop_root: If this process is root, run the command as nobody.
         group: Control group to start it in; None for that of this process.
+        greeting: What it writes to stderr first, if it is reached.
 
     Raises:
         OSError: If the program cannot be started.
     """
     async with stdio_pipes() as (standard, connection):
         process = await _execute(argv, env, cwd, standard, pass_fds, drop_root, group)
-    return ServerProcess(process, *connection)
+    return ServerProcess(process, *connection, greeting)
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter, int]
@@ -418,7 +446,10 @@ async def communicate(child: CommandProcess, *, timeout: float | None, output_by
     """
     began = time.monotonic()
     out, err = Capture(output_bytes), Capture(output_bytes)
-    drains = (PipeReader(child.stdout_fd, out), PipeReader(child.stderr_fd, err))
+    drains = (
+        PipeReader(child.stdout_fd, out),
+        PipeReader(child.stderr_fd, err, greeting=child.greeting),
+    )
     code: int | None = None
     try:
         async with asyncio.timeout(timeout):
@@ -433,7 +464,7 @@ async def communicate(child: CommandProcess, *, timeout: float | None, output_by
         for drain in drains:
             drain.pull()
             drain.stop()
-    return CompletedCommand(code, out, err, time.monotonic() - began)
+    return CompletedCommand(code, out, err, time.monotonic() - began, drains[1].is_greeted)
 
 
 class GracefulCommand(CommandProcess):
@@ -444,7 +475,7 @@ class GracefulCommand(CommandProcess):
     """
 
     def __init__(self, command: CommandProcess) -> None:
-        super().__init__(command.process, command.stdout_fd, command.stderr_fd)
+        super().__init__(command.process, command.stdout_fd, command.stderr_fd, command.greeting)
 
     async def _kill(self) -> None:
         await _ask(self.process)

@@ -22,6 +22,7 @@ from fakes.web import (
     redirect,
     stalling,
 )
+from helpers.limit import limit
 from helpers.web_addresses import URLS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def tool_for(server: WebServer, **settings: Any) -> HttpTool:
 async def ask(tool: HttpTool, url: str, **args: Any) -> ToolResult:
     """A result, or an error that the dispatcher turns into one, in time."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(limit(5)):
             return await tool.run({"url": url, **args}, ToolContext("c1"))
     except ToolError as error:
         return ToolResult.from_text(error.message, meta=error.detail, status=Status.ERROR)
@@ -115,7 +116,7 @@ async def test_slow_dns_lookup_ends_at_the_deadline(server: WebServer):
     over = threading.Event()
 
     def resolve(host: str, port: int) -> list[str]:
-        over.wait(20)
+        over.wait(limit(20))
         return []
 
     result = await ask(HttpTool(timeout=0.3, resolver=resolve), "http://slow.example/")
@@ -258,7 +259,7 @@ async def test_a_cancelled_call_leaves_no_connection_behind(server: WebServer):
     server.acts["/"] = watched
     tool = tool_for(server, timeout=60, max_response_bytes=1 << 40)
     task = asyncio.create_task(tool.run({"url": server.url()}, ToolContext("c1")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(limit(5)):
         await arrived.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

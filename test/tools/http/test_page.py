@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.sandbox import Sandbox
@@ -85,7 +86,7 @@ async def test_page_is_converted_to_readable_text():
 async def test_a_page_that_would_take_gigabytes_is_given_up():
     """In our own process its layout makes 800 MB of text."""
     html = "<table><tr><td>" + "a" * 100_000 + "</td></tr>" + "<tr><td>b</td></tr>" * 8000 + "</table>"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         assert await PageReader().text_of(html, 1000) is None
 
 
@@ -94,7 +95,7 @@ async def test_a_page_that_would_take_gigabytes_is_given_up():
     "code", ["1 / 0", "import os; os._exit(3)", "import os, signal; os.kill(os.getpid(), 9)"]
 )
 async def test_crashing_html_parser_affects_only_its_page(code: str):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         assert await PageReader(code).text_of(HTML, 1000) is None
         assert await PageReader().text_of(HTML, 5) == "Trees"
 
@@ -158,7 +159,7 @@ async def test_with_a_sandbox_there_is_no_warning(caplog: pytest.LogCaptureFixtu
 async def test_cancelled_pages_free_their_slots():
     reader = PageReader("import time\nwhile html == 'wait': time.sleep(0.1)\ntext = html")
     assert await reader.text_of("once", 9) == "once"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(limit(30)):
         tasks = [asyncio.create_task(reader.text_of("wait", 9)) for _ in range(2 * http_client.AT_ONCE)]
         await asyncio.sleep(0)
         for task in tasks:
@@ -174,7 +175,7 @@ async def test_without_a_sandbox_a_cancelled_page_leaves_no_process(
     number = tmp_path / "pid"
     code = f"import os, time; open({str(number)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     task = asyncio.create_task(PageReader(code).text_of(HTML, 1000))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while not (number.exists() and number.read_text().endswith("\n")):
             await asyncio.sleep(0.01)
         task.cancel()

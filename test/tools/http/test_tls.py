@@ -3,12 +3,13 @@
 import asyncio
 import shutil
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fakes.web import WebServer, page, redirect
+from helpers.limit import limit
+from helpers.processes import run_program
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import ToolResult
@@ -33,7 +34,7 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Certified:
         pytest.skip("no openssl here to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
     key, file = folder / "key.pem", folder / "cert.pem"
-    subprocess.run(
+    run_program(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
          "-keyout", str(key), "-out", str(file), "-days", "2", "-subj", f"/CN={NAME}",
          "-addext", f"subjectAltName=DNS:{NAME}"],
@@ -59,7 +60,7 @@ def tool_for(
 
 async def ask(tool: HttpTool, url: str) -> ToolResult:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             return await tool.run({"url": url}, ToolContext("c1"))
     finally:
         await tool.teardown()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fakes.web import Visit, WebServer, answer, page, raw, redirect
+from helpers.limit import limit
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import ToolError
@@ -36,7 +37,7 @@ def tool_for(server: WebServer, **settings: Any) -> HttpTool:
 
 async def ask(tool: HttpTool, url: str, **args: Any) -> ToolResult:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(limit(10)):
             return await tool.run({"url": url, **args}, ToolContext("c1"))
     finally:
         await tool.teardown()
@@ -168,11 +169,11 @@ async def test_json_is_set_out_in_lines(server: WebServer):
 async def test_json_that_is_giant_or_deep_is_cut_and_never_raises(server: WebServer):
     server.acts["/giant"] = page(json.dumps(list(range(300_000))).encode(), "application/json")
     server.acts["/deep"] = page(b"[" * 500_000 + b"]" * 500_000, "application/json")
-    for limit in (1000, 1 << 20):
+    for most in (1000, 1 << 20):
         for path in ("/giant", "/deep"):
-            result = await ask(tool_for(server, output_max_chars=limit), server.url(path))
+            result = await ask(tool_for(server, output_max_chars=most), server.url(path))
             assert result.status is Status.OK
-            assert len(result.text) < limit + 500
+            assert len(result.text) < most + 500
 
 
 @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
@@ -359,7 +360,7 @@ async def test_kept_connection_closed_by_the_server_is_not_an_error(server: WebS
 async def test_idle_connections_are_few_however_many_calls_there_were(server: WebServer):
     tool = tool_for(server)
     await asyncio.gather(*(tool.run({"url": server.url()}, ToolContext("c1")) for _ in range(3 * MAX_IDLE)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(limit(10)):
         while server.n_open > MAX_IDLE:
             await asyncio.sleep(0.01)
     await tool.teardown()

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from helpers.legacy_envs import call, run
+from helpers.limit import limit
 from torchrl.envs.llm.transforms import (
     MCPToolTransform,
 )
@@ -32,9 +33,9 @@ class Server(MCPToolTransform):
 
     def close(self):
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(limit(10))
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(limit(10))
             self._loop.close()
         self._loop = self._thread = None
 

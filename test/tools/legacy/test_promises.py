@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from helpers.legacy_envs import LegacyEnv, call, calls, divide, run
+from helpers.limit import limit
 from tensordict import TensorDict
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
@@ -52,7 +53,7 @@ class TestRows:
         meeting, start = threading.Barrier(2), tools.PersistentPythonProcess._start_process
 
         def together(self):
-            meeting.wait(30)
+            meeting.wait(limit(30))
             start(self)
 
         monkeypatch.setattr(tools.PersistentPythonProcess, "_start_process", together)

@@ -6,6 +6,8 @@ import time
 
 import pytest
 from helpers.legacy_envs import call, calls, divide, gone
+from helpers.limit import limit
+from helpers.processes import started
 from torchrl.envs.llm.transforms import (
     SimpleToolTransform,
 )
@@ -47,7 +49,7 @@ class TestSimpleToolTransform:
 
         def meet(where):
             if where == "barrier":
-                barrier.wait(30)
+                barrier.wait(limit(30))
                 return "met"
             inside.append(1)
             time.sleep(0)
@@ -64,9 +66,8 @@ class TestSimpleToolTransform:
         note = tmp_path / "pid"
 
         def wait():
-            import subprocess
 
-            with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+            with started([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
                 note.write_text(str(process.pid))
                 return process.wait()
 

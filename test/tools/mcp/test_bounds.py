@@ -3,11 +3,11 @@
 import asyncio
 import gzip
 import json
-import subprocess
 import sys
 
 import pytest
 from fakes import mcp_raw
+from helpers.processes import run_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -56,7 +56,7 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "the response has 100,000,0" in done.stdout, done.stderr
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import mcp_raw
+from helpers.processes import run_program
 
 from torchrl_agentic import RateLimiter, ToolContext
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
@@ -271,10 +272,9 @@ def test_missing_sdk_error_names_the_install_command(monkeypatch):
 
 
 def test_importing_the_tools_does_not_import_the_sdk():
-    import subprocess
 
     code = (
         "import sys; from torchrl_agentic.tools import MCPToolset, mcp_servers, MCPServerConfig; "
         "MCPToolset(MCPServerConfig('x')); assert 'mcp' not in sys.modules; assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_program([sys.executable, "-c", code], check=True)

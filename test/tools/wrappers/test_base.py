@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.limit import limit
 from helpers.wrapper_tools import Notes, add, transparent
 from tensordict import TensorDict
 
@@ -202,4 +203,4 @@ async def test_a_pause_may_come_from_a_clock_on_another_thread():
     def call_later(seconds: float, callback: Any) -> None:
         asyncio.get_running_loop().run_in_executor(None, callback)
 
-    await asyncio.wait_for(pause(3600, call_later), 10)
+    await asyncio.wait_for(pause(3600, call_later), limit(10))

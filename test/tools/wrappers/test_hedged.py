@@ -7,6 +7,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
+from helpers.limit import limit
 from helpers.wrapper_tools import Notes, Scripted, add, by_hand, ctx
 from hypothesis import given
 from hypothesis import strategies as st
@@ -295,7 +296,7 @@ def test_blocking_function_is_hedged_on_another_thread():
         number = len(begun)
         begun.append(threading.get_ident())
         if number == 0:
-            released.wait(20)
+            released.wait(limit(20))
         return f"answer {number}"
 
     async def run():

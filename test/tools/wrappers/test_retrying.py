@@ -8,6 +8,7 @@ import urllib.error
 
 import httpx
 import pytest
+from helpers.limit import limit
 from helpers.wrapper_tools import Notes, Scripted, ask, by_hand, ctx
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,7 +183,7 @@ async def test_no_try_begins_after_the_deadline():
     tool = Retrying(Scripted(INFRA), first_s=60, longest_s=60)
     now = asyncio.get_running_loop().time()
     with pytest.raises(InfrastructureError):
-        await asyncio.wait_for(tool.run({}, ctx(deadline=now + 30)), 20)
+        await asyncio.wait_for(tool.run({}, ctx(deadline=now + 30)), limit(20))
     assert len(tool.seen) == 1
 
 
@@ -247,7 +248,7 @@ async def test_no_slot_is_held_during_a_pause_and_each_try_takes_one():
         first = asyncio.create_task(session.run([ParsedCall(flaky.name, {}, "c0")]))
         while not pauses:
             await asyncio.sleep(0)
-        async with asyncio.timeout(10), limiter.slot():  # another caller of the service
+        async with asyncio.timeout(limit(10)), limiter.slot():  # another caller of the service
             pauses[0]()
             for _ in range(10):
                 await asyncio.sleep(0)

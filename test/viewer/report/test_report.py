@@ -3,12 +3,12 @@
 import io
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.processes import run_program
 from helpers.training_runs import training_run
 from helpers.trajectory_records import result, trajectory, turn
 from hypothesis import given, settings
@@ -271,7 +271,7 @@ def test_reading_a_report_loads_neither_torch_nor_matplotlib():
         "import sys, torchrl_agentic.viewer.report.chart, torchrl_agentic.cli.view\n"
         "print(sorted({'torch', 'tensordict', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_program([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 
 

@@ -13,7 +13,9 @@ from typing import Protocol
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-CASE_S = 60.0
+HANG_S = 60.0
+"""Seconds after which a step of a case counts as hung; a busy machine must change no verdict."""
+CASE_S = 300.0
 """Maximum seconds of a case."""
 
 

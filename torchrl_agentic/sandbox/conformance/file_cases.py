@@ -11,7 +11,7 @@ from collections.abc import Awaitable
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
@@ -161,7 +161,7 @@ async def a_missing_file_and_a_folder_are_told_apart(sandbox: Sandbox) -> None:
 async def special_files_are_refused_at_once(sandbox: Sandbox) -> None:
     """A FIFO would block the reader forever."""
     await sandbox.run(["sh", "-c", "mkfifo pipe; touch file; ln -s /dev/zero zero"])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         for path in ("pipe", "zero", "file/below"):
             await _refused(sandbox.read_file(path), OSError)
             await _refused(sandbox.write_file(path, b"x"), OSError)
@@ -185,7 +185,7 @@ async def links_of_the_model_are_not_followed(sandbox: Sandbox) -> None:
 @group.case(needs=["files"], limits=ResourceLimits(disk_bytes=None, disk_total_bytes=None))
 async def the_head_of_a_huge_file_is_read_without_the_rest(sandbox: Sandbox) -> None:
     assert (await python(sandbox, "open('huge', 'wb').truncate(1 << 34)")).exit_code == 0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         assert await sandbox.read_file("huge", 10) == bytes(10)
 
 

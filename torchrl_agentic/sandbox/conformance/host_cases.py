@@ -14,11 +14,13 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
+from torchrl_agentic.sandbox.conformance.base import HANG_S
 from torchrl_agentic.sandbox.python_runtime import find_python
 
 SECRET = "sesame-of-the-host"
@@ -46,15 +48,15 @@ def command_lines() -> dict[int, str]:
     return found
 
 
-async def check_gone(mark: str, within_s: float = 1.0) -> None:
-    """Assert that no process with a mark in its command line is left after a moment. Kill those that are.
+async def check_gone(mark: str) -> None:
+    """Wait until no process with a mark in its command line is left; kill those that do not end.
 
     Args:
         mark: The mark.
-        within_s: Seconds to wait.
     """
     left: list[int] = []
-    for _ in range(round(within_s / 0.02)):
+    until = time.monotonic() + HANG_S
+    while time.monotonic() < until:
         left = [number for number, words in command_lines().items() if mark in words]
         if not left:
             return
@@ -72,7 +74,7 @@ async def file_appears(sandbox: Sandbox, path: str) -> bytes:
         sandbox: The sandbox.
         path: Path inside.
     """
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while True:
             with contextlib.suppress(FileNotFoundError):
                 return await sandbox.read_file(path)
@@ -190,7 +192,7 @@ def peak_memory() -> int:
 async def result_or_error(task: asyncio.Task[SandboxResult]) -> SandboxResult | SandboxError:
     """Wait for a command that was disturbed. Return its result, or the sandbox's error."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             return await task
     except SandboxError as error:
         return error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Process, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import until
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     expect_line,
@@ -125,7 +126,7 @@ async def opening_can_be_cancelled_at_any_moment(make: Make) -> None:
 async def commands_run_at_the_same_time(sandbox: Sandbox) -> None:
     """Two that wait for each other: in sequence, neither would end."""
     await sandbox.run(["mkfifo", "there", "back"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         first, second = await asyncio.gather(
             sandbox.run(["sh", "-c", "echo ping > there; cat back"]),
             sandbox.run(["sh", "-c", "cat there; echo pong > back"]),
@@ -152,7 +153,7 @@ async def closing_ends_running_commands(make: Make) -> None:
     task = asyncio.create_task(sandbox.run(["sh", "-c", f"touch started; sleep {marks[0]}"]))
     process = await sandbox.spawn(["sleep", marks[1]])
     await file_appears(sandbox, "started")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         await sandbox.close()
     found = await result_or_error(task)
     assert isinstance(found, SandboxError) or found.exit_code != 0, found
@@ -171,7 +172,7 @@ async def closing_ends_long_lived_processes_and_their_connections(make: Make) ->
         before = open_files()
     try:
         for process in processes:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 assert await process.receive() == b""
         await asyncio.sleep(0)
         assert open_files() <= before - 8, f"{open_files()} files are open, and {before} were before closing"
@@ -220,11 +221,10 @@ async def open_files_of_the_trainer_do_not_increase(make: Make) -> None:
     before = open_files()
     for _ in range(12):
         await use()
-    for _ in range(50):
-        if open_files() < before + 8:
-            return
+    deadline = time.monotonic() + HANG_S
+    while open_files() >= before + 8:
+        assert time.monotonic() < deadline, f"{open_files()} files are open, and {before} were"
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{open_files()} files are open, and {before} were")
 
 
 @group.factory_case()

@@ -11,7 +11,7 @@ import random
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, until
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
@@ -114,7 +114,7 @@ async def a_long_stdin_arrives_whole(sandbox: Sandbox) -> None:
 
 @group.case()
 async def unread_stdin_does_not_block(sandbox: Sandbox) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         assert (await sandbox.run(["true"], stdin=bytes(5_000_000))).exit_code == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import until
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, host_folder
 
 group = Group("races")
@@ -89,7 +89,7 @@ async def reading_and_writing_while_a_file_turns_into_a_link_touches_nothing_of_
 @group.case(needs=["files"])
 async def a_file_that_becomes_a_pipe_does_not_block(sandbox: Sandbox) -> None:
     await sandbox.run(["sh", "-c", "printf own > door; mkfifo pipe"])
-    async with _swapping(sandbox, "door", "pipe"), asyncio.timeout(10):
+    async with _swapping(sandbox, "door", "pipe"), asyncio.timeout(HANG_S):
         await _race(lambda _: sandbox.read_file("door"))
         await _race(lambda _: sandbox.write_file("door", b"own"))
 
@@ -100,7 +100,7 @@ async def a_file_that_grows_without_end_is_read_as_far_as_asked(sandbox: Sandbox
         ["sh", "-c", "echo > file; echo up; while :; do yes | head -c 100000 >> file; done"]
     )
     await until(process, b"up\n")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         for _ in range(20):
             assert len(await sandbox.read_file("file", 50_000)) <= 50_000
     await process.kill()

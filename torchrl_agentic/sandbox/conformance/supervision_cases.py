@@ -10,7 +10,7 @@ import asyncio
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.conformance.attack_cases import python
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 group = Group("supervision")
@@ -56,7 +56,7 @@ async def a_long_lived_process_that_kills_all_that_it_can_is_answered(sandbox: S
         process = await sandbox.spawn(["sh", "-c", f"read line; kill -9 {target}; kill -9 $$"])
         try:
             await process.send(b"\n")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while await process.receive():
                     pass
                 assert await process.wait()
