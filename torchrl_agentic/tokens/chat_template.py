@@ -7,12 +7,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchrl_agentic.messages import fields_of
+from torchrl_agentic.parsers.base import SPEAKERS
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
+from torchrl_agentic.text import one_line, read_json
 from torchrl_agentic.tokens.encoding import Piece, escaped_names
 from torchrl_agentic.tokens.ledger import BOUNDARY
 from torchrl_agentic.tokens.media import kind_of
@@ -125,9 +129,21 @@ class ChatTemplate:
     def render(self, chat: Chat) -> str:
         """Render a whole conversation, up to the header of the next answer.
 
+        Results without a name get the name of the tool from the call that they answer. Arguments of calls may
+        be objects or, as OpenAI's API has them, JSON texts; the template gets what it can write.
+
         Raises:
-            Exception: If the template rejects the conversation; templates raise any type.
+            ValueError: If the template rejects the conversation, and arguments of a call are no JSON object.
+            Exception: If the template rejects it for another reason; templates raise any type.
         """
+        try:
+            return self._apply(self._completed(chat))
+        except Exception as error:
+            if (problem := _unreadable_call(chat)) is None:
+                raise
+            raise ValueError(f"the chat template rejects the conversation ({error}); {problem}") from error
+
+    def _apply(self, chat: Chat) -> str:
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
             tools=self._tools,
@@ -136,11 +152,45 @@ class ChatTemplate:
             **self._kwargs,
         )
 
+    def _completed(self, chat: Chat) -> list[dict[str, Any]]:
+        """Return messages as the template takes them: results with names, calls in its form."""
+        names: dict[Any, Any] = {}
+        made: list[dict[str, Any]] = []
+        for message in chat:
+            one = dict(message)
+            if calls := one.get("tool_calls"):
+                names.update((call.get("id"), _function(call).get("name")) for call in calls)
+                one["tool_calls"] = [_with_arguments(call, as_text=self._takes_text) for call in calls]
+                one["content"] = one.get("content") or ""
+            name = names.get(one.get("tool_call_id"))
+            if name and one["role"] not in SPEAKERS and not one.get("name"):
+                one["name"] = self._control.escape(str(name))
+            made.append(one)
+        return made
+
+    @functools.cached_property
+    def _takes_text(self) -> bool:
+        """Check whether arguments of calls must be JSON texts; most templates write objects as JSON."""
+        accepted: list[bool] = []
+        for as_text in (False, True):
+            arguments = {"x": _STUB}
+            calls = [_with_arguments(_call("call00000", "tool", arguments), as_text=as_text)]
+            said = {"role": "assistant", "content": "", "tool_calls": calls}
+            try:
+                text = self._apply([*_question(said), self._result("r", 0)])
+            except Exception:  # templates raise any type
+                continue
+            if _STUB in text and str(arguments) not in text:  # not in Python's syntax
+                return as_text
+            accepted.append(as_text)
+        return next(iter(accepted), False)
+
     def delta(self, before: Chat, new: Chat, sources: Sequence[int]) -> tuple[str, list[Piece]]:
         """Render what follows an answer.
 
         Args:
-            before: The conversation so far, the answer included. The method "fixed_base" does not read it.
+            before: The conversation so far, the answer included. The method "fixed_base" reads only the
+                answer, for the names of tools that results lack.
             new: New messages.
             sources: Source of the tokens of each new message, as in `TokenLedger`.
 
@@ -148,7 +198,8 @@ class ChatTemplate:
             The text that ends the model's turn, and the pieces behind it: the new messages and the header of
             the next answer.
         """
-        new = [{**message, **escaped_names(message, self._control)} for message in new]
+        named = self._completed([*before[-1:], *new])[len(before[-1:]) :]
+        new = [{**message, **escaped_names(message, self._control)} for message in named]
         if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
             self._parts_are_known = True
             self._part_form = next((form for form in _FORMS if self._is_form(form, in_parts=True)), None)
@@ -335,19 +386,58 @@ def _stubs(called: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     if not called:
         yield plain
         return
-    arguments: tuple[Any, ...] = ({"x": _STUB}, json.dumps({"x": _STUB}))
     for some in (called, called[:1]):
-        for argument in arguments:
-            calls = [
-                {
-                    "id": message.get("tool_call_id") or f"{index:09d}",
-                    "type": "function",
-                    "function": {"name": message.get("name") or "tool", "arguments": argument},
-                }
-                for index, message in enumerate(some)
-            ]
-            yield {"role": "assistant", "content": "", "tool_calls": calls}
+        calls = [
+            _call(message.get("tool_call_id") or f"{index:09d}", message.get("name") or "tool", {"x": _STUB})
+            for index, message in enumerate(some)
+        ]
+        yield {"role": "assistant", "content": "", "tool_calls": calls}
     yield plain
+
+
+def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a call that holds its name and arguments."""
+    return fields_of(call.get("function")) or call
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call as an object; as they are if they cannot be read as one."""
+    arguments = _function(call).get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = read_json(arguments)
+    except ValueError:
+        return arguments
+    return arguments if fields_of(found) is None else found
+
+
+def _with_arguments(call: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+    """Return a call with its arguments as an object, or as JSON text."""
+    arguments = _arguments(call)
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    made = {**_function(call), "arguments": arguments}
+    return made if _function(call) is call else {**call, "function": made}
+
+
+def _unreadable_call(chat: Chat) -> str | None:
+    """Describe the first call of a conversation whose arguments are no JSON object; None if all are."""
+    for number, message in enumerate(chat):
+        for call in message.get("tool_calls") or ():
+            if fields_of(call) is None:
+                return f"message {number} of it has a call that is no object: {one_line(repr(call), 120)}"
+            if fields_of(arguments := _arguments(call)) is None:
+                name = _function(call).get("name")
+                said = one_line(str(arguments), 120)
+                return f"message {number} of it calls {name!r} with arguments that are no JSON object: {said}"
+    return None
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:
