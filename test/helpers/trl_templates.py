@@ -22,7 +22,9 @@ STOPS = {
     "glm4moe": ("<|user|>", "<|observation|>"),
     "gptoss": ("<|call|>",),
     "llama3": ("<|eom_id|>",),
-    **dict.fromkeys(("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"), ("<|tool_response>",)),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5", "diffusion_gemma"), ("<|tool_response>",)
+    ),
 }
 """Further tokens that end the answers of a model, those of its generation_config.json."""
 _CONTROL = re.compile(

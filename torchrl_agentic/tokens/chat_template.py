@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +26,7 @@ from torchrl_agentic.tokens.media import kind_of
 Chat = Sequence[Mapping[str, Any]]
 Method = Literal["fixed_base", "prefix"]
 
-_SLOT, _STUB = "vjq{}resultqvj", "vjqstubqvj"  # words that no template or tool writes
+_SLOT, _STUB, _OTHER = "vjq{}resultqvj", "vjqstubqvj", "vjqotherqvj"  # words that no template or tool writes
 _MAX_SKELETONS = 4096
 _THOUGHT = "<think>\nr\n</think>\n\n"
 
@@ -34,10 +36,12 @@ class Skeleton:
     """A delta with slots for the contents of the messages.
 
     Attributes:
+        lead: What the template writes between the stub of an answer and `end`: the rest of a call.
         end: Text that ends the model's turn, as the template writes it.
         parts: Texts of the template, and between them the indices of the contents.
     """
 
+    lead: str
     end: str
     parts: tuple[str | int, ...]
 
@@ -143,11 +147,11 @@ class ChatTemplate:
                 raise
             raise ValueError(f"the chat template rejects the conversation ({error}); {problem}") from error
 
-    def _apply(self, chat: Chat) -> str:
+    def _apply(self, chat: Chat, *, add_generation_prompt: bool = True) -> str:
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
             tools=self._tools,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **self._kwargs,
         )
@@ -211,7 +215,7 @@ class ChatTemplate:
             form = self._part_form if isinstance(message.get("content"), list) else self._form
             found = form(text) if form else self._written(before, new, skeleton, index)
             if found is None:
-                return self._rendered_delta(before, new)
+                return self._rendered_delta(before, new, skeleton)
             written.append(found)
         pieces = [
             Piece(part, BOUNDARY, is_trusted=True)
@@ -223,7 +227,7 @@ class ChatTemplate:
 
     def _written(self, before: Chat, new: Chat, skeleton: Skeleton, index: int) -> str | None:
         """Return one text as the template writes it, or None if the text around it changes as well."""
-        _, whole = self._split(self._context(before, new), _with_slots(new, but=index)[0])
+        whole = self._behind_end(self._context(before, new), _with_slots(new, but=index)[0], skeleton)
         parts = [part if isinstance(part, str) else _SLOT.format(part) for part in skeleton.parts]
         at = skeleton.parts.index(index)
         head, tail = "".join(parts[:at]), "".join(parts[at + 1 :])
@@ -231,40 +235,121 @@ class ChatTemplate:
             return None
         return whole[len(head) : len(whole) - len(tail)]
 
-    def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
+    def _rendered_delta(self, before: Chat, new: Chat, skeleton: Skeleton) -> tuple[str, list[Piece]]:
         """Render the new messages at once as one trusted text, with the control tokens in them escaped."""
         clean = [_with_texts(message, self._control.together(_texts(message))) for message in new]
-        end, rest = self._split(self._context(before, new), clean)
-        return end, [Piece(rest, BOUNDARY, is_trusted=True)]
+        rest = self._behind_end(self._context(before, new), clean, skeleton)
+        return skeleton.end, [Piece(rest, BOUNDARY, is_trusted=True)]
 
     def _skeleton(self, before: Chat, new: Chat) -> Skeleton:
         empty, count = _with_slots(new)
         if self.method == "prefix":
-            return _parted(*self._split(self._context(before, new), empty), count)
+            return self._parted(self._context(before, new), empty, count)
         key = json.dumps(empty, sort_keys=True, default=repr)
         found = self._skeletons.get(key)
         if found is None:
-            found = _parted(*self._split(self._context(before, new), empty), count)
+            found = self._parted(self._context(before, new), empty, count)
             if len(self._skeletons) >= _MAX_SKELETONS:
                 self._skeletons.clear()
             self._skeletons[key] = found
         return found
 
-    def _split(self, context: Chat, new: Chat) -> tuple[str, str]:
-        """Render new messages behind a context that ends in a stub; split the text behind the stub's end."""
-        whole = self.render([*context, *new])
-        if _STUB not in whole:
-            raise ValueError("it omits or changes the text of an answer")
-        at, end = self._first_end(whole, whole.rindex(_STUB) + len(_STUB))
-        return end, whole[at + len(end) :]
+    def _parted(self, context: Chat, empty: Chat, count: int) -> Skeleton:
+        """Render slots behind a context that ends in a stub, and part what the template writes there."""
+        rest = self._behind_stub(context, empty)
+        before_texts, slot, _ = rest.partition(_SLOT.format(0))
+        at, end = self._find_end(before_texts if slot else rest, is_call="tool_calls" in context[-1])
+        return Skeleton(rest[:at], end, _parts(rest[at + len(end) :], count))
 
-    def _first_end(self, text: str, begin: int) -> tuple[int, str]:
-        for ends in (self.ends, self.special):
+    def _behind_stub(self, context: Chat, new: Chat) -> str:
+        """Render new messages behind a context that ends in a stub; return the text behind the stub."""
+        _, stub, rest = self.render([*context, *new]).rpartition(_STUB)
+        if not stub:
+            raise ValueError("it omits or changes the text of an answer")
+        return rest
+
+    def _behind_end(self, context: Chat, new: Chat, skeleton: Skeleton) -> str:
+        """Render new messages as `_behind_stub` does; return the text behind the end of the turn."""
+        rest, turn = self._behind_stub(context, new), skeleton.lead + skeleton.end
+        if not rest.startswith(turn):
+            raise ValueError("the text that ends an answer depends on the messages behind it")
+        return rest[len(turn) :]
+
+    def _find_end(self, text: str, *, is_call: bool) -> tuple[int, str]:
+        """Return where a turn ends in the text between an answer and the next message, and its end."""
+        begin = 0
+        plain = self._plain_end if is_call else None
+        for token in self._call_tokens if is_call else ():
+            at = text.find(token, begin)
+            begin = begin if at < 0 else at + len(token)
+        for ends in (() if plain is None else (plain,), self.ends, self.special):
             found = [(text.find(end, begin), -len(end), end) for end in ends if end in text[begin:]]
             if found:
                 at, _, end = min(found)
                 return at, end
-        raise ValueError("no token that ends a turn follows an answer")
+        raise ValueError(f"no token that ends a turn stands behind an answer, where it writes {text!r}")
+
+    @functools.cached_property
+    def _plain_end(self) -> str | None:
+        """Text that ends an answer without calls which a user answers; None if there is none."""
+        try:
+            rest = self._behind_stub(_question(_answer(_STUB)), _question())
+            return self._find_end(rest, is_call=False)[1]
+        except Exception:  # templates raise any type
+            return None
+
+    @functools.cached_property
+    def _call_tokens(self) -> tuple[str, ...]:
+        """Special tokens between the last argument of a call and its end, where another call may follow."""
+        stubs = [_call(f"call0000{index}", "tool", {"x": word}) for index, word in enumerate((_STUB, _OTHER))]
+        rests: list[str] = []
+        for calls in (stubs, stubs[:1]):
+            answer = {"role": "assistant", "content": "", "tool_calls": calls}
+            try:
+                rests.append(
+                    self._behind_stub(_question(answer), list(map(self._result, "rr", range(len(calls)))))
+                )
+            except Exception:  # templates raise any type
+                return ()
+        if _OTHER not in rests[0]:
+            return ()
+        shared = sum(
+            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*rests, strict=False))
+        )
+        known = re.compile(
+            "|".join(map(re.escape, sorted({*self.special, *self.ends}, key=len, reverse=True)))
+        )
+        found = [match[0] for match in known.finditer(rests[1]) if match.end() <= shared]
+        ends = {self._plain_end, self._last_token(self._said(_question(answer)) or "")}
+        return tuple(itertools.takewhile(lambda token: token not in ends, found))
+
+    def _said(self, chat: Chat) -> str | None:
+        """Return what stands behind the stub that ends a conversation, without the header of a next answer.
+
+        None if the template rejects such a conversation, or omits the stub.
+        """
+        try:
+            text = self._apply(self._completed(chat), add_generation_prompt=False)
+        except Exception:  # templates raise any type
+            return None
+        _, stub, said = text.rpartition(_STUB)
+        return said if stub else None
+
+    def _last_token(self, text: str) -> str | None:
+        """Return the special token that ends a text, if one does."""
+        return next((one for one in (*self.ends, *self.special) if text.rstrip().endswith(one)), None)
+
+    @functools.cached_property
+    def call_end(self) -> str:
+        """What the template writes between the last argument of a call and the end of the turn."""
+        return self._called[1].lead
+
+    @functools.cached_property
+    def _called(self) -> tuple[Chat, Skeleton]:
+        """A conversation with a call, and the skeleton of a result behind it."""
+        new = [self._result("r", 0)]
+        context = self._base(new)
+        return context, self._parted(context, *_with_slots(new))
 
     def _context(self, before: Chat, new: Chat) -> Chat:
         """Return the conversation behind which new messages are rendered; its last answer is a stub."""
@@ -313,6 +398,7 @@ class ChatTemplate:
 
     def _prove(self) -> None:
         self._form = next((form for form in _FORMS if self._is_form(form)), None)
+        self._prove_ends()
         self.appends = self._extends("")
         self.keeps_reasoning = self.appends and self._extends(_THOUGHT)
         if self.appends:
@@ -340,7 +426,8 @@ class ChatTemplate:
             new = [self._result(two if in_parts else sample, 0)]
             chat = _question(_answer("a"))
             end, pieces = self.delta(chat, new, [0])
-            wanted = self._split(self._context(chat, new), new)
+            skeleton = self._skeleton(chat, new)
+            wanted = (skeleton.end, self._behind_end(self._context(chat, new), new, skeleton))
             if (end, "".join(piece.text for piece in pieces)) != wanted:
                 return False
         return True
@@ -367,15 +454,25 @@ class ChatTemplate:
                 return False
         return True
 
+    def _prove_ends(self) -> None:
+        """Check that a token which is not known to end turns does so where the template ends a call."""
+        context, skeleton = self._called
+        said, turn = self._said(context) or "", skeleton.lead + skeleton.end
+        if skeleton.end not in self.ends and said.startswith(turn) and said[len(turn) :].strip():
+            raise ValueError(
+                f"an answer with a call ends with {said!r}, and none of {list(self.ends)} ends it; give the "
+                f"token that ends calls in stop_token_ids, perhaps {self._last_token(said)!r}"
+            )
+
     def _prove_independence(self) -> None:
         """Check that a delta is the same late in a conversation whose calls the template sees."""
         chat: list[Mapping[str, Any]] = [*_question()]
-        for index in range(3):
-            new = [self._result(str(40 + index), index)]
+        for new in (*([self._result(str(40 + index), index)] for index in range(3)), _question()):
             stub = self._base(new)[-1]
-            end, rest = self._split([*chat, stub], new)
+            skeleton = self._skeleton([*chat, stub], new)
+            rest = self._behind_end([*chat, stub], new, skeleton)
             found, pieces = self.delta([*chat, stub], new, [0])
-            if (found, "".join(piece.text for piece in pieces)) != (end, rest):
+            if (found, "".join(piece.text for piece in pieces)) != (skeleton.end, rest):
                 raise ValueError(f"the text behind an answer depends on the messages before it: {rest!r}")
             chat += [stub, *new]
 
@@ -475,14 +572,15 @@ def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, A
     return {**message, "content": parts}
 
 
-def _parted(end: str, rest: str, count: int) -> Skeleton:
+def _parts(rest: str, count: int) -> tuple[str | int, ...]:
+    """Part a text at its slots, which must stand in their order."""
     parts: list[str | int] = []
     for index in range(count):
         before, slot, rest = rest.partition(_SLOT.format(index))
         if not slot:
             raise ValueError("it omits or moves the text of a message")
         parts += [before, index]
-    return Skeleton(end, (*parts, rest))
+    return (*parts, rest)
 
 
 def _question(*more: Mapping[str, Any]) -> list[Mapping[str, Any]]:

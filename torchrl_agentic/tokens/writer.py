@@ -179,12 +179,15 @@ class ChatEncoder:
         """Check whether the model ended its turn, so that the template's end is not needed."""
         if last_sampled not in self.stop_token_ids:
             return False
-        if self.tokenizer.convert_tokens_to_ids(end) == last_sampled:
+        sampled = self.tokenizer.convert_ids_to_tokens(last_sampled)
+        if sampled == end:
             return True
+        if sampled in self.template.call_end:
+            return False  # it ended a call, and not the turn
         # The model sampled another stop token than the template writes. If the template's end is also the
         # header of the next message, it must stay.
-        header = pieces[0].text if pieces else ""
-        return any(special in header for special in self.template.special)
+        header = pieces[0].text.lstrip() if pieces else ""
+        return header.startswith(self.template.special)
 
     def read_answer(self, ids: Sequence[int]) -> Message:
         """Return sampled ids as the assistant's message; it is incomplete if no stop token ended it.
