@@ -21,7 +21,8 @@ ENDS = (
 STOPS = {
     "glm4moe": ("<|user|>", "<|observation|>"),
     "gptoss": ("<|call|>",),
-    "llama3": ("<|eom_id|>",),
+    "llama3_1": ("<|eom_id|>",),
+    "llama3_2": ("<|eom_id|>",),
     **dict.fromkeys(
         ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5", "diffusion_gemma"), ("<|tool_response>",)
     ),

@@ -59,6 +59,7 @@ from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
+from torchrl_agentic.tokens.model_problems import model_problems
 from torchrl_agentic.tokens.writer import check_tokenizer
 
 with warnings.catch_warnings():
@@ -167,7 +168,8 @@ class AgentCollector(BaseCollector):
         max_replacements: Number of times that each trajectory of a group may be replaced.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
-            `stop_token_ids` and `template_kwargs`.
+            `stop_token_ids` and `template_kwargs`. Ids that end the engine's answers
+            (`Engine.stop_token_ids`) are known without.
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
             thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
@@ -294,6 +296,7 @@ class AgentCollector(BaseCollector):
             tokenizer if takes_tokens else None,
             max_turns=max_turns,
             tokenizer_options=options,
+            stop_token_ids=getattr(engine, "stop_token_ids", ()),
         )
         if takes_tokens and self._agent.encoder is None:
             raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
@@ -350,7 +353,14 @@ class AgentCollector(BaseCollector):
             self._workers_name = uuid.uuid4().hex
             self._worker_spec = workers.pack(
                 WorkerSpec(
-                    transforms, encoder_of, max_turns, options, max_new_tokens, speculate, context_length
+                    transforms,
+                    encoder_of,
+                    max_turns,
+                    options,
+                    max_new_tokens,
+                    speculate,
+                    context_length,
+                    tuple(getattr(engine, "stop_token_ids", ())),
                 ),
                 self._workers_name,
             )
@@ -406,6 +416,14 @@ class AgentCollector(BaseCollector):
         permits = self._permits()
         self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=self._iter + 1)
         encoder = self._agent.encoder
+        if encoder is not None:
+            for line in model_problems(
+                encoder.tokenizer,
+                encoder=encoder,
+                parser=self._agent.parser,
+                temperature=getattr(self.engine, "temperature", None),
+            ):
+                logger.warning("%s", line)
         requests = Requests(
             self.engine,
             stop_ids=() if encoder is None else encoder.stop_token_ids,

@@ -65,8 +65,9 @@ class Engine(Protocol):
 
     Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
 
-    Four attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
-    together. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
+    Six attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
+    together. `stop_token_ids`: ids that end an answer, which a collector takes over. `temperature`: sampling
+    temperature. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
     then wait for running requests. `takes_media`: True if `sample` takes `media=`, a mapping from "image" and
     "video" to lists in the order of their placeholders, which is passed if the conversation holds any.
     `pressure`: a coroutine method without arguments that returns an `EnginePressure`, or None if the engine

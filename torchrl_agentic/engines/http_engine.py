@@ -72,7 +72,8 @@ class HTTPEngine:
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
-        stop_token_ids: Further ids that end an answer.
+        stop_token_ids: Further ids that end an answer. The server does not say which its model has: give the
+            `eos_token_id` of its `generation_config.json`, if that lists several.
         log_probs: Return log-probabilities.
         sampling: Further sampling parameters, by the server's names.
         context_length: Number of tokens that the model takes, prompt and answer together; None leaves the
@@ -95,6 +96,7 @@ class HTTPEngine:
         max_concurrent: Most requests at once.
         context_length: Number of tokens that the model takes; None if it is unknown.
         stop_token_ids: Ids that end an answer.
+        temperature: Sampling temperature.
         can_resume: Aborted answers may be resumed; False if `sampling` constrains them.
 
     Raises:
@@ -133,6 +135,7 @@ class HTTPEngine:
         self.max_concurrent = int(max_concurrent)
         self.context_length = context_length
         self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
+        self.temperature = temperature
         self._url, self._kind = url.rstrip("/"), kind
         self._vocab_size: int = vocab_size or len(tokenizer)
         self._log_probs = log_probs

@@ -119,6 +119,20 @@ class ChatTemplate:
         """Arguments of the template, such as `chat_template` and `enable_thinking`."""
         return self._kwargs
 
+    @property
+    def source(self) -> str:
+        """Text of the template; of all templates if the renderer has several."""
+        return str(self._kwargs.get("chat_template") or getattr(self._renderer, "chat_template", ""))
+
+    @functools.cached_property
+    def writes_calls(self) -> bool:
+        """Check whether the template writes calls that a message has apart from its text."""
+        answer = {**_answer(""), "tool_calls": [_call("call00000", "tool", {"x": _STUB})]}
+        try:
+            return _STUB in self.render([*_question(answer), self._result("r", 0)])
+        except Exception:  # templates raise any type
+            return False
+
     def showing(self, names: Collection[str] | None) -> ChatTemplate:
         """Return a template that shows only the tools with these names, or all of them for None."""
         if names is None or self._tools is None:
