@@ -5,8 +5,10 @@ import logging
 import pytest
 from helpers.trl_templates import stop_ids_of, tokenizer_of
 from transformers import GenerationConfig
+from typer.testing import CliRunner
 
 from torchrl_agentic import ToolCompose
+from torchrl_agentic.cli.main import app
 from torchrl_agentic.collectors import AgentCollector
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.parsers import get_parser
@@ -81,6 +83,19 @@ def test_a_template_that_cannot_be_continued_is_a_line_with_the_reason():
 def test_a_temperature_other_than_that_of_training_is_a_line(temperature):
     (line,) = problems("qwen2_5", temperature=temperature)
     assert line.startswith(f"temperature: the engine samples at {temperature:g}")
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_the_command_prints_a_line_for_each_fault(tmp_path, has_config):
+    tokenizer = tokenizer_of("gemma4_v5")
+    tokenizer.save_pretrained(tmp_path)
+    ends = [tokenizer.eos_token_id, *stop_ids_of("gemma4_v5")]
+    if has_config:
+        GenerationConfig(eos_token_id=ends).save_pretrained(tmp_path)
+    found = CliRunner().invoke(app, ["check", "--tokenizer", str(tmp_path), "--parser", "gemma4"])
+    assert found.exit_code == 0, found.output
+    assert f"'<|tool_response>' (id {ends[1]})" in found.output
+    assert ("by its generation_config" in found.output) == has_config
 
 
 def collector(name, parser, **options):
