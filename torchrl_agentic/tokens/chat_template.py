@@ -355,7 +355,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def call_end(self) -> str:
-        """What the template writes between the last argument of a call and the end of the turn."""
+        """Text that the template writes between the last argument of a call and the end of the turn."""
         return self._called[1].lead
 
     @functools.cached_property

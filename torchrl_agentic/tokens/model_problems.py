@@ -1,4 +1,4 @@
-"""What is likely wrong with a model's end tokens, its chat template and its sampling, a line each."""
+"""Find what is likely wrong with a model: its end tokens, its chat template, its sampling."""
 
 from __future__ import annotations
 
