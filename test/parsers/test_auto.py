@@ -22,7 +22,7 @@ from torchrl_agentic.parsers import (
     with_tools_message,
 )
 from torchrl_agentic.parsers.auto import detect
-from torchrl_agentic.testing.tokenizers import byte_tokenizer
+from torchrl_agentic.testing.tokenizers import byte_tokenizer, chat_tokenizer
 
 QWEN = _CHAT_TEMPLATES["qwen"]
 PARAMS = "{% for k, v in c.function.arguments.items() %}%s{% endfor %}"
@@ -120,6 +120,18 @@ def test_templates_without_calls_or_with_unknown_ones_are_refused():
         get_parser("auto", tokenizer=tokenizer_with(f"CALL {NAME} WITH {ARGS}"))
     with pytest.raises(TypeError, match="needs a tokenizer"):
         get_parser("auto")
+
+
+def test_a_template_without_calls_names_the_formats_whose_markers_it_or_the_tokenizer_has():
+    source = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    markers = ("<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>")
+    tokenizer = chat_tokenizer(source, eos="<|im_end|>", control=markers, added=())
+    with pytest.raises(ValueError, match=r"renders no tool calls.*the markers of lfm2: try these$"):
+        get_parser("auto", tokenizer=tokenizer)
+    source += "{% if tools %}Call as <tool_call>JSON</tool_call>{% endif %}"
+    tokenizer = chat_tokenizer(source, eos="<|im_end|>", control=("<|im_start|>",), added=())
+    with pytest.raises(ValueError, match=r"renders no tool calls.*the markers of hermes, .*: try these$"):
+        get_parser("auto", tokenizer=tokenizer)
 
 
 def test_a_parser_is_checked_with_a_call_of_every_tool():

@@ -161,7 +161,8 @@ def cases(draw):
     turn = st.builds(Answer, st.lists(piece, max_size=2).map("".join), st.sampled_from([False] * 12 + [True]))
     scripts = draw(st.lists(st.lists(turn, min_size=1, max_size=MAX_TURNS), min_size=2, max_size=2))
     row = st.fixed_dictionaries(
-        {"query": st.sampled_from([*["Work."] * 5, "word " * 400]), "answer": st.sampled_from(["42", "43", None]),
+        {"query": st.sampled_from([*["Work."] * 5, "word " * 400]),
+         "answer": st.sampled_from(["42", "43", None]),
          "tool_selection": st.sampled_from([None, None, ["work", "stop"], ["grow"]])}
     )  # fmt: skip
     rows = draw(st.lists(row, min_size=2, max_size=2))
@@ -319,8 +320,7 @@ def slow(n: int = 0) -> str:
 
 slow.__name__ = "work"
 ANSWER = Answer("It is 42.")
-# Class → parameter → options that differ from the default, with answers and a user that show it; None: shown by
-# another test, which is named.
+# Class, parameter, and options that differ from the default; None: another test shows the parameter.
 OPTIONS = {
     "ToolCompose": {
         "tools": {"tools": [Paid(), StopTool()]},

@@ -63,10 +63,10 @@ BETWEEN = {
         "<|assistant|>",
     ),
     "gptoss": (
-        '<|call|><|start|>functions.tool to=assistant<|channel|>commentary<|message|>"A"<|end|>'
+        '<|call|><|start|>functions.tell to=assistant<|channel|>commentary<|message|>"A"<|end|>'
         "<|start|>assistant",
-        '<|call|><|start|>functions.tool to=assistant<|channel|>commentary<|message|>"A"<|end|>'
-        '<|start|>functions.tool to=assistant<|channel|>commentary<|message|>"B"<|end|><|start|>assistant',
+        '<|call|><|start|>functions.tell to=assistant<|channel|>commentary<|message|>"A"<|end|>'
+        '<|start|>functions.tell to=assistant<|channel|>commentary<|message|>"B"<|end|><|start|>assistant',
         None,
     ),
     "mistral": (
@@ -85,7 +85,7 @@ def test_text_between_turns_matches_the_model_family(name, count):
     tokenizer = family.tokenizer()
     turns = TurnTokenizer(tokenizer, stop_token_ids=stop_ids(family, tokenizer))
     results = [
-        {"role": "tool", "content": text, "tool_call_id": f"id000000{index}"}
+        {"role": "tool", "content": text, "tool_call_id": f"id000000{index}", "name": "tell"}
         for index, text in enumerate("AB"[:count])
     ]
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -198,8 +198,8 @@ def test_sampled_end_token_is_not_repeated():
     [
         ("glm4moe", "<|observation|>", "a<|observation|>\n<tool_response>"),
         ("glm4moe", "<|user|>", "a<|user|><|observation|>\n<tool_response>"),
-        ("gptoss", "<|return|>", "a<|return|><|start|>functions.tool"),
-        ("gptoss", "<|call|>", "a<|call|><|start|>functions.tool"),
+        ("gptoss", "<|return|>", "a<|return|><|start|>functions.tell"),
+        ("gptoss", "<|call|>", "a<|call|><|start|>functions.tell"),
         ("llama3_1", "<|eom_id|>", "a<|eom_id|><|start_header_id|>ipython"),
         ("glm4moe", None, "a<|observation|>\n<tool_response>"),
     ],
@@ -212,7 +212,7 @@ def test_every_stop_token_is_followed_by_the_text_of_the_model_family(name, end,
     start = writer.size
     sampled = tokenizer("a", add_special_tokens=False)["input_ids"]
     writer.add_sampled(sampled + ([tokenizer.convert_tokens_to_ids(end)] if end else []))
-    result = {"role": "tool", "content": "R", "tool_call_id": "id0000000"}
+    result = {"role": "tool", "content": "R", "tool_call_id": "id0000000", "name": "tell"}
     writer.add_messages({"role": "assistant", "content": "a"}, [result])
     assert tokenizer.decode(writer.ids[start:]).startswith(expected)
 

@@ -501,6 +501,8 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         settings = RolloutConfig(conversations=[]) if config is None else load_config(config)
         tokenizer = None if model is None else _tokenizer(model)
         parser = get_parser(name or settings.parser, tokenizer=tokenizer)
+        if model is not None:
+            _show_problems(console, model, tokenizer, parser)
         tools = list(map(ensure_tool, make_tools(settings, Path() if config is None else config.parent)))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -521,6 +523,16 @@ def _check_parser(config: Path | None, name: str | None, model: str | None) -> N
         console.print(Text(_REASONING_OPEN.format(name=parser.name), style="yellow"))
     if unwritable := [tool.name for tool in tools if tool.name not in checked]:
         console.print(Text(f"this format cannot call {', '.join(unwritable)}", style="red"))
+
+
+def _show_problems(console: Console, model: str, tokenizer: Any, parser: Any) -> None:
+    """Print what is likely wrong with a model's end tokens and chat template, a line each."""
+    from torchrl_agentic.engines.vllm_engine import saved_generation_config
+    from torchrl_agentic.tokens.model_problems import model_problems
+
+    generation_config = saved_generation_config(model)
+    for line in model_problems(tokenizer, parser=parser, generation_config=generation_config):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 _REASONING_OPEN = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,6 +67,7 @@ class Agent:
         tokenizer: Tokenizer of the engine; None for an engine that takes messages.
         max_turns: Upper bound on the messages of the model in a trajectory.
         tokenizer_options: Further arguments of `ChatEncoder`; not with a `TurnTokenizer`, which has its own.
+        stop_token_ids: Ids that end an answer of the engine.
 
     Attributes:
         dispatcher: Runs the tool calls.
@@ -89,6 +90,7 @@ class Agent:
         *,
         max_turns: int,
         tokenizer_options: Mapping[str, Any] | None = None,
+        stop_token_ids: Sequence[int] = (),
     ) -> None:
         check_count("max_turns", max_turns, optional=False)
         found = list(leaves(transforms))
@@ -116,7 +118,7 @@ class Agent:
         self.users = self._users(transforms, _only(found, UserSimulator))
         self.when_no_calls = any(end.when_no_calls for end in ends) if ends else self.users is None
         writer = _only(found, TurnTokenizer)
-        self.encoder = self._encoder(writer, tokenizer, tokenizer_options or {})
+        self.encoder = self._encoder(writer, tokenizer, tokenizer_options or {}, stop_token_ids)
         self.parser: ToolCallParser = compose.parser
         if self.encoder is not None and not compose.knows_tokenizer:
             kwargs = self.encoder.template.template_kwargs
@@ -152,17 +154,22 @@ class Agent:
         )
 
     def _encoder(
-        self, writer: TurnTokenizer | None, tokenizer: Any, options: Mapping[str, Any]
+        self,
+        writer: TurnTokenizer | None,
+        tokenizer: Any,
+        options: Mapping[str, Any],
+        stops: Sequence[int],
     ) -> ChatEncoder | None:
         if writer is not None:
             if tokenizer is not None and tokenizer is not writer.tokenizer:
                 raise ValueError("tokenizer= and the TurnTokenizer's are not the same object")
             if options:
                 raise ValueError(f"the TurnTokenizer decides {', '.join(sorted(options))}: set it there")
-            return writer.chat_encoder
+            return writer.chat_encoder.with_stop_ids(stops)
         if tokenizer is None:
             return None
         given: dict[str, Any] = {"tools": self.compose.tools, "tool_role": self.tool_role, **options}
+        given["stop_token_ids"] = (*given.get("stop_token_ids", ()), *stops)
         return ChatEncoder(tokenizer, **given)
 
     async def close(self) -> None:

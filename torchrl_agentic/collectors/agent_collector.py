@@ -68,6 +68,7 @@ from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
+from torchrl_agentic.tokens.model_problems import model_problems
 from torchrl_agentic.tokens.writer import check_tokenizer
 from torchrl_agentic.tools.row_data import check_rows
 
@@ -182,7 +183,8 @@ class AgentCollector(BaseCollector):
             if the engine answers no request meanwhile. None: no bound, except for the engine.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
         tokenizer_options: Further arguments of `ChatEncoder`, such as `max_tool_response_tokens`,
-            `stop_token_ids` and `template_kwargs`.
+            `stop_token_ids` and `template_kwargs`. Ids that end the engine's answers
+            (`Engine.stop_token_ids`) are known without.
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
             thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
@@ -312,9 +314,10 @@ class AgentCollector(BaseCollector):
             tokenizer if takes_tokens else None,
             max_turns=max_turns,
             tokenizer_options=options,
+            stop_token_ids=getattr(engine, "stop_token_ids", ()),
         )
         if isinstance(tasks, Sequence | TaskStream):  # others are read one by one
-            given = tasks.tasks if isinstance(tasks, TaskStream) else cast("Sequence[Any]", tasks)
+            given = tasks.tasks if isinstance(tasks, TaskStream) else tasks
             columns = (one.data if isinstance(one, Task) else one for one in given)
             check_rows((one for one in columns if isinstance(one, Mapping)), self._agent.dispatcher.bound)
         if takes_tokens and self._agent.encoder is None:
@@ -372,7 +375,14 @@ class AgentCollector(BaseCollector):
             self._workers_name = uuid.uuid4().hex
             self._worker_spec = workers.pack(
                 WorkerSpec(
-                    transforms, encoder_of, max_turns, options, max_new_tokens, speculate, context_length
+                    transforms,
+                    encoder_of,
+                    max_turns,
+                    options,
+                    max_new_tokens,
+                    speculate,
+                    context_length,
+                    tuple(getattr(engine, "stop_token_ids", ())),
                 ),
                 self._workers_name,
             )
@@ -434,6 +444,14 @@ class AgentCollector(BaseCollector):
         permits = self._permits()
         self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=self._iter + 1)
         encoder = self._agent.encoder
+        if encoder is not None:
+            for line in model_problems(
+                encoder.tokenizer,
+                encoder=encoder,
+                parser=self._agent.parser,
+                temperature=self._temperature_of_batches,
+            ):
+                logger.warning("%s", line)
         requests = Requests(
             self.engine,
             stop_ids=() if encoder is None else encoder.stop_token_ids,
@@ -555,6 +573,12 @@ class AgentCollector(BaseCollector):
                     await self._aclose(error)
                 raise
             yield batch
+
+    @property
+    def _temperature_of_batches(self) -> float | None:
+        """The temperature that a loss has to know; None if no batches were asked for, or it is unknown."""
+        sampling = sampling_of(self.engine) if self._has_warned else None
+        return None if sampling is None else sampling.temperature
 
     def _check_batches(self) -> None:
         """Raise TypeError if there are no tokens to make batches of; log once that there is no reward."""

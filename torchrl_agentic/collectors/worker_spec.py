@@ -24,6 +24,7 @@ class WorkerSpec:
         max_new_tokens: Upper bound on the tokens of one message.
         speculate: Whether calls of tools without effects start while the model writes.
         context_length: Number of tokens that the engine takes; None: unknown.
+        stop_token_ids: Ids that end an answer of the engine.
     """
 
     transforms: Any
@@ -33,6 +34,7 @@ class WorkerSpec:
     max_new_tokens: int
     speculate: bool
     context_length: int | None
+    stop_token_ids: tuple[int, ...]
 
     def agent(self) -> Agent:
         """Create the agent; not on the event loop of this package, since tools may be set up."""
@@ -42,6 +44,7 @@ class WorkerSpec:
             self.tokenizer,
             max_turns=self.max_turns,
             tokenizer_options=self.tokenizer_options,
+            stop_token_ids=self.stop_token_ids,
         )
         # The collector records and computes the rewards.
         agent.hook, agent.record = None, None

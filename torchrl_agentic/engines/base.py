@@ -66,12 +66,13 @@ class Engine(Protocol):
     Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
 
     Five attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
-    together. `can_resume`: False if an aborted answer cannot go on, as with constrained decoding; updates
-    then wait for running requests. `takes_media`: True if `sample` takes `media=`, a mapping from "image" and
-    "video" to lists in the order of their placeholders, which is passed if the conversation holds any.
-    `pressure`: a coroutine method without arguments that returns an `EnginePressure`, or None if the engine
-    cannot report it; `max_in_flight="auto"` follows it. It may raise InfrastructureError.
-    `sampling`: the `Sampling` that it samples from, by which collectors warn of losses that would be biased.
+    together. `stop_token_ids`: ids that end an answer, which a collector takes over. `can_resume`: False if
+    an aborted answer cannot go on, as with constrained decoding; updates then wait for running requests.
+    `takes_media`: True if `sample` takes `media=`, a mapping from "image" and "video" to lists in the order
+    of their placeholders, which is passed if the conversation holds any. `pressure`: a coroutine method
+    without arguments that returns an `EnginePressure`, or None if the engine cannot report it;
+    `max_in_flight="auto"` follows it. It may raise InfrastructureError. `sampling`: the `Sampling` that it
+    samples from, by which collectors warn of losses that would be biased.
 
     Attributes:
         version: Policy version: number of weight updates so far.

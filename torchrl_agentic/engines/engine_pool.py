@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -57,6 +58,7 @@ class EnginePool:
         engines: The engines.
         max_concurrent: Number of requests that all engines work on at once, lost ones included.
         context_length: The shortest context of the engines; None if none of them knows it.
+        stop_token_ids: Ids that end an answer of any of the engines.
         can_resume: Whether all engines can resume answers.
         takes_media: Whether all engines take images and videos.
         sampling: The distribution that the engines sample from; None: unknown.
@@ -97,6 +99,8 @@ class EnginePool:
         self.max_concurrent = sum(limits)
         lengths = [getattr(engine, "context_length", None) for engine in self.engines]
         self.context_length: int | None = min((one for one in lengths if one is not None), default=None)
+        stops = (tuple[int, ...](getattr(engine, "stop_token_ids", ())) for engine in self.engines)
+        self.stop_token_ids = tuple(dict.fromkeys(itertools.chain.from_iterable(stops)))
         self.can_resume = all(getattr(engine, "can_resume", True) for engine in self.engines)
         self.takes_media = all(getattr(engine, "takes_media", False) for engine in self.engines)
         self.sampling = sampling_of(self.engines[0])

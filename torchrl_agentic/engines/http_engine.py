@@ -73,7 +73,8 @@ class HTTPEngine:
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
-        stop_token_ids: Further ids that end an answer.
+        stop_token_ids: Further ids that end an answer. The server does not say which its model has: give the
+            `eos_token_id` of its `generation_config.json`, if that lists several.
         log_probs: Return log-probabilities.
         log_probs_are_processed: The server returns log-probabilities after temperature, as vLLM does with
             `--logprobs-mode processed_logprobs`, and SGLang without `SGLANG_RETURN_ORIGINAL_LOGPROB`. None:

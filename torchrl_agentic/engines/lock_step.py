@@ -65,7 +65,8 @@ class LockStep(Engine):
     Args:
         policy: The policy, such as `agent_policy(model, tokenizer)`.
         tokenizer: The tokenizer of the model.
-        stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id`, as the policy has them.
+        stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id`, as the policy has them;
+            not needed for `agent_policy`.
         max_concurrent: Number of requests in a batch.
         wait_s: Time in which an idle engine collects requests for its next batch, in seconds.
         context_length: Bound on prompt and answer together, in tokens; None: the policy's own.
@@ -109,7 +110,9 @@ class LockStep(Engine):
         self.version = 0
         self.max_concurrent = max_concurrent
         self._policy, self._load = policy, load
-        self._stops, self._pad = frozenset(stop_ids(tokenizer, stop_token_ids)), tokenizer.pad_token_id
+        known: Sequence[int] = getattr(policy, "stop_token_ids", ())  # of `agent_policy`
+        self.stop_token_ids = stop_ids(tokenizer, (*stop_token_ids, *known))
+        self._stops, self._pad = frozenset(self.stop_token_ids), tokenizer.pad_token_id
         self._wait_s, self.context_length = wait_s, context_length
         self.sampling = sampling_of(policy)
         self._device = _device_of(policy) if device is None else torch.device(device)

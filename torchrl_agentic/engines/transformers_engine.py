@@ -57,7 +57,8 @@ class TransformersEngine(Engine):
         temperature: Sampling temperature; 0 takes the most likely token each time.
         top_p: Sample from the most likely tokens that have this probability together.
         top_k: Sample from this many most likely tokens; 0: all.
-        stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id`.
+        stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id` and those of the model's
+            `generation_config`.
         max_concurrent: Number of requests in a batch.
         context_length: Bound on prompt and answer together, in tokens; None: `max_position_embeddings` of
             the model's configuration.
@@ -69,6 +70,7 @@ class TransformersEngine(Engine):
         version: Number of updates so far.
         max_concurrent: Number of requests in a batch.
         context_length: Number of tokens that the model takes, prompt and answer together; None: no bound.
+        stop_token_ids: Ids that end an answer.
         sampling: The distribution that it samples from.
 
     Raises:
@@ -100,7 +102,9 @@ class TransformersEngine(Engine):
         config = model.config.get_text_config()
         self.version = 0
         self.max_concurrent = max_concurrent
-        self._stops = frozenset(stop_ids(tokenizer, stop_token_ids))
+        generation_config = getattr(model, "generation_config", None)
+        self.stop_token_ids = stop_ids(tokenizer, stop_token_ids, generation_config=generation_config)
+        self._stops = frozenset(self.stop_token_ids)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.context_length = context_length or getattr(config, "max_position_embeddings", None)
         options = {"temperature": temperature, "top_p": top_p, "top_k": top_k}

@@ -75,7 +75,8 @@ class VLLMEngine:
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
-        stop_token_ids: Further ids that end an answer.
+        stop_token_ids: Further ids that end an answer, besides the tokenizer's `eos_token_id` and those of
+            the model's `generation_config`.
         log_probs: Return log-probabilities.
         sampling: Further arguments of `vllm.SamplingParams`.
         on_update: What an update does to requests that run: "abort" them, so that they may be resumed under
@@ -133,9 +134,11 @@ class VLLMEngine:
             raise ValueError(
                 f"sampling cannot have {', '.join(own)}: the engine sets it, or samples ids only"
             )
-        self.stop_token_ids = stop_ids(tokenizer, stop_token_ids)
         self.llm = engine
         self._server = _server_of(engine)
+        self.stop_token_ids = stop_ids(
+            tokenizer, stop_token_ids, generation_config=self._server.generation_config
+        )
         self.version = 0
         self.max_concurrent = self._server.max_concurrent
         self.context_length = self._server.context_length
@@ -358,6 +361,8 @@ class _Server(ABC):
     vocab_size: int | None
     model: str | None
     """Folder of the checkpoint, if it is known."""
+    generation_config: Any
+    """The model's `generation_config`, a mapping or an object; None: unknown."""
     is_tied: bool
     """The head of the model shares the weights of its embedding."""
     has_labels: bool
@@ -411,6 +416,7 @@ class _InProcess(_Server):
         self.max_concurrent = config.scheduler_config.max_num_seqs * replicas
         self.context_length = config.model_config.max_model_len
         self.vocab_size = config.model_config.get_vocab_size()
+        self.generation_config = config.model_config.try_get_generation_config()
         self.model = config.model_config.model
         self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
         self._stats = _stats_of(engine)
@@ -547,6 +553,7 @@ class _Actors(_Server):
 
         args = engine.engine_args
         self.engine, self.model = engine, args.model
+        self.generation_config = saved_generation_config(args.model)
         found: Any = AutoConfig.from_pretrained(args.model, trust_remote_code=args.trust_remote_code)
         config = found.get_text_config()
         self.max_concurrent = (args.max_num_seqs or _MAX_NUM_SEQS) * len(engine.actors)
@@ -690,6 +697,20 @@ def _server_of(engine: Any) -> _Server:
         f"engine is a vLLM AsyncLLM or TorchRL's AsyncVLLM; got {type(engine).__name__}"
         " (agent_policy takes a vllm.LLM)"
     )
+
+
+def saved_generation_config(model: str) -> Any:
+    """Return the `generation_config.json` of a model as transformers reads it; None if there is none.
+
+    Args:
+        model: Folder or name of the model.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(model)
+    except OSError:
+        return None
 
 
 def structural_tag(

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, schemas_of, specs_of
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.reasoning import QUESTION
 from torchrl_agentic.parsers.engine.text_parser import TextParser
@@ -198,9 +199,15 @@ def detect(
         **template_kwargs: Options of the template, such as `enable_thinking`.
 
     Raises:
-        ValueError: If the template writes no calls, or calls that no parser reads.
+        ValueError: If the template writes no calls, or calls that no parser reads; the message names the
+            formats whose markers it has.
     """
-    name, call, schema = _likely(tokenizer, parsers, template_kwargs)
+    try:
+        name, call, schema = _likely(tokenizer, parsers, template_kwargs)
+    except ValueError as error:
+        names = ", ".join(_mentioned(tokenizer, parsers, template_kwargs))
+        hint = f". It or its tokenizer has the markers of {names}: try these" if names else ""
+        raise ValueError(f"{error}{hint}") from None
     parser = _knowing(parsers[name](), tokenizer, template_kwargs)
     if isinstance(parser, TextParser):
         parser.reasoning_open = parser.opens_thought(tokenizer, **template_kwargs)
@@ -208,6 +215,32 @@ def detect(
     if parser.result_role != "tool" and not _takes_results(parser, tokenizer, call, tools, template_kwargs):
         parser.result_role = "tool"
     return parser
+
+
+def _mentioned(
+    tokenizer: ChatTokenizer,
+    parsers: Mapping[str, Callable[..., ToolCallParser]],
+    template_kwargs: Mapping[str, Any],
+) -> list[str]:
+    """Return the formats whose calls open and close with markers of a template or its control tokens."""
+    found = [str(template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", ""))]
+    with suppress(Exception):  # templates raise any type
+        found.append(
+            tokenizer.apply_chat_template(
+                [QUESTION], tokenize=False, tools=specs_of({_SENTINEL: _SCHEMA}), **template_kwargs
+            )
+        )
+    if hasattr(tokenizer, "added_tokens_decoder"):
+        found += control_tokens_of(cast("Any", tokenizer)).values()
+    text = "\n".join(found)
+    names: list[str] = []
+    for name, make in parsers.items():
+        parser = make()
+        if isinstance(parser, TextParser):
+            markers = (*parser.openers[:1], parser.closer)
+            if all(marker in text for marker in markers) and any(map(_MARKUP.search, markers)):
+                names.append(name)
+    return names
 
 
 def _knowing(

@@ -65,6 +65,8 @@ class Limits:
 
 
 LIMITS = Limits()
+SPEAKERS = frozenset({"system", "developer", "user", "assistant"})
+"""Roles of messages that are not results of tools, or not always."""
 
 
 class Tokenizer(Protocol):
@@ -113,7 +115,6 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         example: A short call, for the table of formats.
         stop: Strings at which sampling must stop so that the tools can run.
         result_role: Role of the messages that carry results.
-        names_tool: Whether those messages also have the tool's name under "name".
         limits: Bounds on what is read from one message.
         added_tokens: Control tokens of the model's tokenizer; None if they are unknown, in which case the
             control tokens of all known families are escaped.
@@ -125,7 +126,6 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     example: ClassVar[str] = ""
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
-    names_tool: ClassVar[bool] = False
     limits: Limits = LIMITS
     added_tokens: tuple[str, ...] | None = None
 
@@ -234,7 +234,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write all results of a turn as messages, in the order of the calls.
 
-        Override this method if one message holds all results.
+        Override this method if one message holds all results. Messages get the name of their tool, which
+        some chat templates write, also if another method wrote them (`with_tool_names`).
 
         Args:
             calls: Calls of the turn.
@@ -242,10 +243,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         """
         pairs = zip(calls, results, strict=True)
         messages = [self.render_result(call.call_id, result) for call, result in pairs]
-        if not self.names_tool:
-            return messages
-        names = [self.control_escaper.escape(call.tool) for call in calls]
-        return [{**message, "name": name} for message, name in zip(messages, names, strict=True)]
+        names = [replace(call, tool=self.control_escaper.escape(call.tool)) for call in calls]
+        return with_tool_names(messages, names)
 
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
@@ -317,7 +316,7 @@ def _escaping_all(render: Any) -> Callable[..., Any]:
         named = [replace(call, tool=escape(call.tool), call_id=escape(call.call_id)) for call in calls]
         texts = [result.text for result in results]
         clean = map(_with_text, results, texts, self.markup_escaper.together(texts))
-        return write(self, named, list(clean))
+        return with_tool_names(list(write(self, named, list(clean))), named)
 
     return escaped
 
@@ -339,6 +338,28 @@ def _with_text(result: ToolResult, before: str, after: str) -> ToolResult:
     texts = ["\n".join(islice(lines, str(part).count("\n") + 1)) for part in result.parts]
     pairs = zip(result.parts, texts, strict=True)
     return replace(result, parts=tuple(part if str(part) == text else TextPart(text) for part, text in pairs))
+
+
+def with_tool_names(
+    messages: Sequence[Mapping[str, JSON]], calls: Sequence[ParsedCall]
+) -> list[Mapping[str, JSON]]:
+    """Return the messages of a turn's results with the name of the tool under "name", where it is missing.
+
+    A message belongs to the call with its id, else to the one in its place if there are as many messages as
+    calls. Messages with a role that is not of results alone are kept: there, a name is that of the speaker.
+
+    Args:
+        messages: Messages that carry the results.
+        calls: Calls of the turn.
+    """
+    names = {call.call_id: call.tool for call in calls}
+    places = [call.tool for call in calls] if len(messages) == len(calls) else [""] * len(messages)
+    made: list[Mapping[str, JSON]] = []
+    for message, place in zip(messages, places, strict=True):
+        name = names.get(cast("str", message.get("tool_call_id")), place)
+        is_named = message["role"] in SPEAKERS or message.get("name") or not name
+        made.append(message if is_named else {**message, "name": name})
+    return made
 
 
 def schemas_of(tools: Tools | None) -> Mapping[str, Fields] | None:

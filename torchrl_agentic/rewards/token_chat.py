@@ -26,7 +26,7 @@ class TokenChat(ChatEngine):
     def __init__(self, engine: Engine, tokenizer: Any, **options: Any) -> None:
         self._engine = engine
         given: dict[str, Any] = {"use_inference_chat_template": True, **options}
-        self._encoder = ChatEncoder(tokenizer, **given)
+        self._encoder = ChatEncoder(tokenizer, **given).with_stop_ids(getattr(engine, "stop_token_ids", ()))
         self._markers = tuple(control_tokens_of(tokenizer).values())
 
     @property

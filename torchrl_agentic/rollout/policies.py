@@ -28,6 +28,7 @@ from torchrl_agentic.rollout.vllm_sampler import (
     BoundedSampler,
     EngineSampler,
     context_length,
+    generation_config,
     is_engine,
     prompt_rows,
     write_answers,
@@ -191,7 +192,9 @@ def agent_policy(
             its calls do not run.
         temperature: Sampling temperature; 0 takes the most likely token each time.
         top_p: Sample from the most likely tokens that have this probability together.
-        stop_token_ids: Ids that end an answer besides `eos_token`, the same as `TurnTokenizer`'s.
+        stop_token_ids: Ids that end an answer besides `eos_token` and those of the model's
+            `generation_config`. All of them are the attribute `stop_token_ids` of the policy: give that to
+            `TurnTokenizer`.
         tool_choice: Constrain calls by a structural tag (only vLLM): "auto", or "required" for at least one
             call. A complete call is then never malformed. The log-probabilities are those of the masked
             distribution; for a loss, let `training_policy` compute the model's own. None: no constraint.
@@ -212,7 +215,7 @@ def agent_policy(
         TypeError: If the model is of another type.
         MissingExtra: If vLLM is not installed.
     """
-    stops = stop_ids(tokenizer, stop_token_ids)
+    stops = stop_ids(tokenizer, stop_token_ids, generation_config=generation_config(model))
     if mode not in ("tokens", "history"):
         raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
     if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
@@ -248,12 +251,13 @@ def agent_policy(
         log_probs=return_log_probs,
         respects_length=isinstance(sampler, EngineSampler),
     )
-    modules: list[Any] = [sampler, TokensToHistory(tokenizer, stop_token_ids)]
+    modules: list[Any] = [sampler, TokensToHistory(tokenizer, stops)]
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
     modules.append(FullSequence(log_probs=return_log_probs))
     policy: Any = TensorDictSequential(modules)
     policy.sampling = chosen
+    policy.stop_token_ids = stops
     return policy
 
 

@@ -14,7 +14,7 @@ from tensordict import NonTensorData, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 
-from torchrl_agentic.engines.vllm_engine import without_padding
+from torchrl_agentic.engines.vllm_engine import saved_generation_config, without_padding
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
@@ -172,6 +172,22 @@ def context_length(model: Any) -> int | None:
         if isinstance(found, int) and found > 0:
             return found
     return None
+
+
+def generation_config(model: Any) -> Any:
+    """Return the `generation_config` of a model, an object or a mapping; None if it is unknown.
+
+    Args:
+        model: A transformers model, a `vllm.LLM` or TorchRL's `AsyncVLLM`.
+    """
+    found = getattr(model, "generation_config", None)
+    if found is not None:
+        return found
+    config = getattr(getattr(model, "llm_engine", None), "model_config", None)
+    if config is not None:
+        return config.try_get_generation_config()
+    args = getattr(model, "engine_args", None)
+    return None if args is None else saved_generation_config(args.model)
 
 
 def _places(model: Any) -> Iterator[tuple[Any, str]]:

@@ -7,12 +7,18 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchrl_agentic.messages import fields_of
+from torchrl_agentic.parsers.base import SPEAKERS
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
+from torchrl_agentic.text import one_line, read_json
 from torchrl_agentic.tokens.encoding import Piece, escaped_names
 from torchrl_agentic.tokens.ledger import BOUNDARY
 from torchrl_agentic.tokens.media import kind_of
@@ -20,7 +26,7 @@ from torchrl_agentic.tokens.media import kind_of
 Chat = Sequence[Mapping[str, Any]]
 Method = Literal["fixed_base", "prefix"]
 
-_SLOT, _STUB = "vjq{}resultqvj", "vjqstubqvj"  # words that no template or tool writes
+_SLOT, _STUB, _OTHER = "vjq{}resultqvj", "vjqstubqvj", "vjqotherqvj"  # words that no template or tool writes
 _MAX_SKELETONS = 4096
 _THOUGHT = "<think>\nr\n</think>\n\n"
 
@@ -30,10 +36,12 @@ class Skeleton:
     """A delta with slots for the contents of the messages.
 
     Attributes:
+        lead: What the template writes between the stub of an answer and `end`: the rest of a call.
         end: Text that ends the model's turn, as the template writes it.
         parts: Texts of the template, and between them the indices of the contents.
     """
 
+    lead: str
     end: str
     parts: tuple[str | int, ...]
 
@@ -111,6 +119,20 @@ class ChatTemplate:
         """Arguments of the template, such as `chat_template` and `enable_thinking`."""
         return self._kwargs
 
+    @property
+    def source(self) -> str:
+        """Text of the template; of all templates if the renderer has several."""
+        return str(self._kwargs.get("chat_template") or getattr(self._renderer, "chat_template", ""))
+
+    @functools.cached_property
+    def writes_calls(self) -> bool:
+        """Check whether the template writes calls that a message has apart from its text."""
+        answer = {**_answer(""), "tool_calls": [_call("call00000", "tool", {"x": _STUB})]}
+        try:
+            return _STUB in self.render([*_question(answer), self._result("r", 0)])
+        except Exception:  # templates raise any type
+            return False
+
     def showing(self, names: Collection[str] | None) -> ChatTemplate:
         """Return a template that shows only the tools with these names, or all of them for None."""
         if names is None or self._tools is None:
@@ -129,22 +151,68 @@ class ChatTemplate:
             chat: The conversation.
             prompts: Whether the header of the next answer follows.
 
+        Results without a name get the name of the tool from the call that they answer. Arguments of calls may
+        be objects or, as OpenAI's API has them, JSON texts; the template gets what it can write.
+
         Raises:
-            Exception: If the template rejects the conversation; templates raise any type.
+            ValueError: If the template rejects the conversation, and arguments of a call are no JSON object.
+            Exception: If the template rejects it for another reason; templates raise any type.
         """
+        try:
+            return self._apply(self._completed(chat), add_generation_prompt=prompts)
+        except Exception as error:
+            if (problem := _unreadable_call(chat)) is None:
+                raise
+            raise ValueError(f"the chat template rejects the conversation ({error}); {problem}") from error
+
+    def _apply(self, chat: Chat, *, add_generation_prompt: bool = True) -> str:
         return self._renderer.apply_chat_template(
             [_in_parts(message) if self._in_parts else dict(message) for message in chat],
             tools=self._tools,
-            add_generation_prompt=prompts,
+            add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **self._kwargs,
         )
+
+    def _completed(self, chat: Chat) -> list[dict[str, Any]]:
+        """Return messages as the template takes them: results with names, calls in its form."""
+        names: dict[Any, Any] = {}
+        made: list[dict[str, Any]] = []
+        for message in chat:
+            one = dict(message)
+            if calls := one.get("tool_calls"):
+                names.update((call.get("id"), _function(call).get("name")) for call in calls)
+                one["tool_calls"] = [_with_arguments(call, as_text=self._takes_text) for call in calls]
+                one["content"] = one.get("content") or ""
+            name = names.get(one.get("tool_call_id"))
+            if name and one["role"] not in SPEAKERS and not one.get("name"):
+                one["name"] = self._control.escape(str(name))
+            made.append(one)
+        return made
+
+    @functools.cached_property
+    def _takes_text(self) -> bool:
+        """Check whether arguments of calls must be JSON texts; most templates write objects as JSON."""
+        accepted: list[bool] = []
+        for as_text in (False, True):
+            arguments = {"x": _STUB}
+            calls = [_with_arguments(_call("call00000", "tool", arguments), as_text=as_text)]
+            said = {"role": "assistant", "content": "", "tool_calls": calls}
+            try:
+                text = self._apply([*_question(said), self._result("r", 0)])
+            except Exception:  # templates raise any type
+                continue
+            if _STUB in text and str(arguments) not in text:  # not in Python's syntax
+                return as_text
+            accepted.append(as_text)
+        return next(iter(accepted), False)
 
     def delta(self, before: Chat, new: Chat, sources: Sequence[int]) -> tuple[str, list[Piece]]:
         """Render what follows an answer.
 
         Args:
-            before: The conversation so far, the answer included. The method "fixed_base" does not read it.
+            before: The conversation so far, the answer included. The method "fixed_base" reads only the
+                answer, for the names of tools that results lack.
             new: New messages.
             sources: Source of the tokens of each new message, as in `TokenLedger`.
 
@@ -152,7 +220,8 @@ class ChatTemplate:
             The text that ends the model's turn, and the pieces behind it: the new messages and the header of
             the next answer.
         """
-        new = [{**message, **escaped_names(message, self._control)} for message in new]
+        named = self._completed([*before[-1:], *new])[len(before[-1:]) :]
+        new = [{**message, **escaped_names(message, self._control)} for message in named]
         if not self._parts_are_known and any(isinstance(message.get("content"), list) for message in new):
             self._parts_are_known = True
             self._part_form = next((form for form in _FORMS if self._is_form(form, in_parts=True)), None)
@@ -164,7 +233,7 @@ class ChatTemplate:
             form = self._part_form if isinstance(message.get("content"), list) else self._form
             found = form(text) if form else self._written(before, new, skeleton, index)
             if found is None:
-                return self._rendered_delta(before, new)
+                return self._rendered_delta(before, new, skeleton)
             written.append(found)
         pieces = [
             Piece(part, BOUNDARY, is_trusted=True)
@@ -176,7 +245,7 @@ class ChatTemplate:
 
     def _written(self, before: Chat, new: Chat, skeleton: Skeleton, index: int) -> str | None:
         """Return one text as the template writes it, or None if the text around it changes as well."""
-        _, whole = self._split(self._context(before, new), _with_slots(new, but=index)[0])
+        whole = self._behind_end(self._context(before, new), _with_slots(new, but=index)[0], skeleton)
         parts = [part if isinstance(part, str) else _SLOT.format(part) for part in skeleton.parts]
         at = skeleton.parts.index(index)
         head, tail = "".join(parts[:at]), "".join(parts[at + 1 :])
@@ -184,40 +253,121 @@ class ChatTemplate:
             return None
         return whole[len(head) : len(whole) - len(tail)]
 
-    def _rendered_delta(self, before: Chat, new: Chat) -> tuple[str, list[Piece]]:
+    def _rendered_delta(self, before: Chat, new: Chat, skeleton: Skeleton) -> tuple[str, list[Piece]]:
         """Render the new messages at once as one trusted text, with the control tokens in them escaped."""
         clean = [_with_texts(message, self._control.together(_texts(message))) for message in new]
-        end, rest = self._split(self._context(before, new), clean)
-        return end, [Piece(rest, BOUNDARY, is_trusted=True)]
+        rest = self._behind_end(self._context(before, new), clean, skeleton)
+        return skeleton.end, [Piece(rest, BOUNDARY, is_trusted=True)]
 
     def _skeleton(self, before: Chat, new: Chat) -> Skeleton:
         empty, count = _with_slots(new)
         if self.method == "prefix":
-            return _parted(*self._split(self._context(before, new), empty), count)
+            return self._parted(self._context(before, new), empty, count)
         key = json.dumps(empty, sort_keys=True, default=repr)
         found = self._skeletons.get(key)
         if found is None:
-            found = _parted(*self._split(self._context(before, new), empty), count)
+            found = self._parted(self._context(before, new), empty, count)
             if len(self._skeletons) >= _MAX_SKELETONS:
                 self._skeletons.clear()
             self._skeletons[key] = found
         return found
 
-    def _split(self, context: Chat, new: Chat) -> tuple[str, str]:
-        """Render new messages behind a context that ends in a stub; split the text behind the stub's end."""
-        whole = self.render([*context, *new])
-        if _STUB not in whole:
-            raise ValueError("it omits or changes the text of an answer")
-        at, end = self._first_end(whole, whole.rindex(_STUB) + len(_STUB))
-        return end, whole[at + len(end) :]
+    def _parted(self, context: Chat, empty: Chat, count: int) -> Skeleton:
+        """Render slots behind a context that ends in a stub, and part what the template writes there."""
+        rest = self._behind_stub(context, empty)
+        before_texts, slot, _ = rest.partition(_SLOT.format(0))
+        at, end = self._find_end(before_texts if slot else rest, is_call="tool_calls" in context[-1])
+        return Skeleton(rest[:at], end, _parts(rest[at + len(end) :], count))
 
-    def _first_end(self, text: str, begin: int) -> tuple[int, str]:
-        for ends in (self.ends, self.special):
+    def _behind_stub(self, context: Chat, new: Chat) -> str:
+        """Render new messages behind a context that ends in a stub; return the text behind the stub."""
+        _, stub, rest = self.render([*context, *new]).rpartition(_STUB)
+        if not stub:
+            raise ValueError("it omits or changes the text of an answer")
+        return rest
+
+    def _behind_end(self, context: Chat, new: Chat, skeleton: Skeleton) -> str:
+        """Render new messages as `_behind_stub` does; return the text behind the end of the turn."""
+        rest, turn = self._behind_stub(context, new), skeleton.lead + skeleton.end
+        if not rest.startswith(turn):
+            raise ValueError("the text that ends an answer depends on the messages behind it")
+        return rest[len(turn) :]
+
+    def _find_end(self, text: str, *, is_call: bool) -> tuple[int, str]:
+        """Return where a turn ends in the text between an answer and the next message, and its end."""
+        begin = 0
+        plain = self._plain_end if is_call else None
+        for token in self._call_tokens if is_call else ():
+            at = text.find(token, begin)
+            begin = begin if at < 0 else at + len(token)
+        for ends in (() if plain is None else (plain,), self.ends, self.special):
             found = [(text.find(end, begin), -len(end), end) for end in ends if end in text[begin:]]
             if found:
                 at, _, end = min(found)
                 return at, end
-        raise ValueError("no token that ends a turn follows an answer")
+        raise ValueError(f"no token that ends a turn stands behind an answer, where it writes {text!r}")
+
+    @functools.cached_property
+    def _plain_end(self) -> str | None:
+        """Text that ends an answer without calls which a user answers; None if there is none."""
+        try:
+            rest = self._behind_stub(_question(_answer(_STUB)), _question())
+            return self._find_end(rest, is_call=False)[1]
+        except Exception:  # templates raise any type
+            return None
+
+    @functools.cached_property
+    def _call_tokens(self) -> tuple[str, ...]:
+        """Special tokens between the last argument of a call and its end, where another call may follow."""
+        stubs = [_call(f"call0000{index}", "tool", {"x": word}) for index, word in enumerate((_STUB, _OTHER))]
+        rests: list[str] = []
+        for calls in (stubs, stubs[:1]):
+            answer = {"role": "assistant", "content": "", "tool_calls": calls}
+            try:
+                rests.append(
+                    self._behind_stub(_question(answer), list(map(self._result, "rr", range(len(calls)))))
+                )
+            except Exception:  # templates raise any type
+                return ()
+        if _OTHER not in rests[0]:
+            return ()
+        shared = sum(
+            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*rests, strict=False))
+        )
+        known = re.compile(
+            "|".join(map(re.escape, sorted({*self.special, *self.ends}, key=len, reverse=True)))
+        )
+        found = [match[0] for match in known.finditer(rests[1]) if match.end() <= shared]
+        ends = {self._plain_end, self._last_token(self._said(_question(answer)) or "")}
+        return tuple(itertools.takewhile(lambda token: token not in ends, found))
+
+    def _said(self, chat: Chat) -> str | None:
+        """Return what stands behind the stub that ends a conversation, without the header of a next answer.
+
+        None if the template rejects such a conversation, or omits the stub.
+        """
+        try:
+            text = self._apply(self._completed(chat), add_generation_prompt=False)
+        except Exception:  # templates raise any type
+            return None
+        _, stub, said = text.rpartition(_STUB)
+        return said if stub else None
+
+    def _last_token(self, text: str) -> str | None:
+        """Return the special token that ends a text, if one does."""
+        return next((one for one in (*self.ends, *self.special) if text.rstrip().endswith(one)), None)
+
+    @functools.cached_property
+    def call_end(self) -> str:
+        """Text that the template writes between the last argument of a call and the end of the turn."""
+        return self._called[1].lead
+
+    @functools.cached_property
+    def _called(self) -> tuple[Chat, Skeleton]:
+        """A conversation with a call, and the skeleton of a result behind it."""
+        new = [self._result("r", 0)]
+        context = self._base(new)
+        return context, self._parted(context, *_with_slots(new))
 
     def _context(self, before: Chat, new: Chat) -> Chat:
         """Return the conversation behind which new messages are rendered; its last answer is a stub."""
@@ -266,6 +416,7 @@ class ChatTemplate:
 
     def _prove(self) -> None:
         self._form = next((form for form in _FORMS if self._is_form(form)), None)
+        self._prove_ends()
         self.appends = self._extends("")
         self.keeps_reasoning = self.appends and self._extends(_THOUGHT)
         if self.appends:
@@ -293,7 +444,8 @@ class ChatTemplate:
             new = [self._result(two if in_parts else sample, 0)]
             chat = _question(_answer("a"))
             end, pieces = self.delta(chat, new, [0])
-            wanted = self._split(self._context(chat, new), new)
+            skeleton = self._skeleton(chat, new)
+            wanted = (skeleton.end, self._behind_end(self._context(chat, new), new, skeleton))
             if (end, "".join(piece.text for piece in pieces)) != wanted:
                 return False
         return True
@@ -320,15 +472,25 @@ class ChatTemplate:
                 return False
         return True
 
+    def _prove_ends(self) -> None:
+        """Check that a token which is not known to end turns does so where the template ends a call."""
+        context, skeleton = self._called
+        said, turn = self._said(context) or "", skeleton.lead + skeleton.end
+        if skeleton.end not in self.ends and said.startswith(turn) and said[len(turn) :].strip():
+            raise ValueError(
+                f"an answer with a call ends with {said!r}, and none of {list(self.ends)} ends it; give the "
+                f"token that ends calls in stop_token_ids, perhaps {self._last_token(said)!r}"
+            )
+
     def _prove_independence(self) -> None:
         """Check that a delta is the same late in a conversation whose calls the template sees."""
         chat: list[Mapping[str, Any]] = [*_question()]
-        for index in range(3):
-            new = [self._result(str(40 + index), index)]
+        for new in (*([self._result(str(40 + index), index)] for index in range(3)), _question()):
             stub = self._base(new)[-1]
-            end, rest = self._split([*chat, stub], new)
+            skeleton = self._skeleton([*chat, stub], new)
+            rest = self._behind_end([*chat, stub], new, skeleton)
             found, pieces = self.delta([*chat, stub], new, [0])
-            if (found, "".join(piece.text for piece in pieces)) != (end, rest):
+            if (found, "".join(piece.text for piece in pieces)) != (skeleton.end, rest):
                 raise ValueError(f"the text behind an answer depends on the messages before it: {rest!r}")
             chat += [stub, *new]
 
@@ -339,19 +501,58 @@ def _stubs(called: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     if not called:
         yield plain
         return
-    arguments: tuple[Any, ...] = ({"x": _STUB}, json.dumps({"x": _STUB}))
     for some in (called, called[:1]):
-        for argument in arguments:
-            calls = [
-                {
-                    "id": message.get("tool_call_id") or f"{index:09d}",
-                    "type": "function",
-                    "function": {"name": message.get("name") or "tool", "arguments": argument},
-                }
-                for index, message in enumerate(some)
-            ]
-            yield {"role": "assistant", "content": "", "tool_calls": calls}
+        calls = [
+            _call(message.get("tool_call_id") or f"{index:09d}", message.get("name") or "tool", {"x": _STUB})
+            for index, message in enumerate(some)
+        ]
+        yield {"role": "assistant", "content": "", "tool_calls": calls}
     yield plain
+
+
+def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a call that holds its name and arguments."""
+    return fields_of(call.get("function")) or call
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call as an object; as they are if they cannot be read as one."""
+    arguments = _function(call).get("arguments")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = read_json(arguments)
+    except ValueError:
+        return arguments
+    return arguments if fields_of(found) is None else found
+
+
+def _with_arguments(call: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+    """Return a call with its arguments as an object, or as JSON text."""
+    arguments = _arguments(call)
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    made = {**_function(call), "arguments": arguments}
+    return made if _function(call) is call else {**call, "function": made}
+
+
+def _unreadable_call(chat: Chat) -> str | None:
+    """Describe the first call of a conversation whose arguments are no JSON object; None if all are."""
+    for number, message in enumerate(chat):
+        for call in message.get("tool_calls") or ():
+            if fields_of(call) is None:
+                return f"message {number} of it has a call that is no object: {one_line(repr(call), 120)}"
+            if fields_of(arguments := _arguments(call)) is None:
+                name = _function(call).get("name")
+                said = one_line(str(arguments), 120)
+                return f"message {number} of it calls {name!r} with arguments that are no JSON object: {said}"
+    return None
 
 
 def _texts(message: Mapping[str, Any]) -> list[str]:
@@ -389,14 +590,15 @@ def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, A
     return {**message, "content": parts}
 
 
-def _parted(end: str, rest: str, count: int) -> Skeleton:
+def _parts(rest: str, count: int) -> tuple[str | int, ...]:
+    """Part a text at its slots, which must stand in their order."""
     parts: list[str | int] = []
     for index in range(count):
         before, slot, rest = rest.partition(_SLOT.format(index))
         if not slot:
             raise ValueError("it omits or moves the text of a message")
         parts += [before, index]
-    return Skeleton(end, (*parts, rest))
+    return (*parts, rest)
 
 
 def _question(*more: Mapping[str, Any]) -> list[Mapping[str, Any]]:

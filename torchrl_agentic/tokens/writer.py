@@ -6,6 +6,8 @@ Both take and return plain Python values.
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,17 +104,40 @@ class ChatEncoder:
                 f"takes {marker_size}"
             )
         added = tokenizer.added_tokens_decoder
-        self.template = ChatTemplate(
+        self._new_template = functools.partial(
+            ChatTemplate,
             processor if processor is not None else tokenizer,
             chat_template=chat_template,
             tools=specs_of(tools),
             tool_role=tool_role,
             kwargs=template_kwargs,
-            ends=[tokenizer.convert_ids_to_tokens(token) for token in self.stop_token_ids],
             special=[token.content for token in added.values() if token.special],
             control=self._control,
             probe=not use_inference_chat_template,
         )
+        self.template = self._new_template(ends=self._ends())
+
+    def _ends(self) -> list[str]:
+        """Return the texts of the stop ids, without those that are words of the vocabulary."""
+        eos, *others = self.stop_token_ids
+        ids = [eos, *(one for one in others if one in self.encoder.control)]
+        return [self.tokenizer.convert_ids_to_tokens(one) for one in ids]
+
+    def with_stop_ids(self, ids: Sequence[int]) -> ChatEncoder:
+        """Return an encoder whose answers also end with these ids; the same object if they do already.
+
+        Args:
+            ids: Ids that end an answer, such as those of an engine.
+
+        Raises:
+            ValueError: If the pad token is among them, or the template cannot be continued with them.
+        """
+        if set(ids) <= set(self.stop_token_ids):
+            return self
+        made = copy.copy(self)
+        made.stop_token_ids = stop_ids(self.tokenizer, (*self.stop_token_ids, *ids))
+        made.template = self._new_template(ends=made._ends())
+        return made
 
     @property
     def reads_whole_chat(self) -> bool:
@@ -179,12 +204,15 @@ class ChatEncoder:
         """Check whether the model ended its turn, so that the template's end is not needed."""
         if last_sampled not in self.stop_token_ids:
             return False
-        if self.tokenizer.convert_tokens_to_ids(end) == last_sampled:
+        sampled = self.tokenizer.convert_ids_to_tokens(last_sampled)
+        if sampled == end:
             return True
+        if sampled in self.template.call_end:
+            return False  # it ended a call, and not the turn
         # The model sampled another stop token than the template writes. If the template's end is also the
         # header of the next message, it must stay.
-        header = pieces[0].text if pieces else ""
-        return any(special in header for special in self.template.special)
+        header = pieces[0].text.lstrip() if pieces else ""
+        return header.startswith(self.template.special)
 
     def read_answer(self, ids: Sequence[int]) -> Message:
         """Return sampled ids as the assistant's message; it is incomplete if no stop token ended it.
@@ -447,17 +475,20 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def stop_ids(tokenizer: Any, more: Sequence[int] = ()) -> tuple[int, ...]:
+def stop_ids(tokenizer: Any, more: Sequence[int] = (), *, generation_config: Any = None) -> tuple[int, ...]:
     """Return the ids that end an answer, the end-of-sequence token first.
 
     Args:
         tokenizer: A tokenizer of transformers.
         more: Further ids that end an answer.
+        generation_config: The model's, a mapping or an object of transformers, whose `eos_token_id` ends
+            answers too; see `end_ids`.
 
     Raises:
         ValueError: If the tokenizer has no end-of-sequence token, no pad token, or pads with a stop token.
     """
-    ids = tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *more) if i is not None))
+    known = (tokenizer.eos_token_id, *more, *end_ids(generation_config, tokenizer))
+    ids = tuple(dict.fromkeys(i for i in known if i is not None))
     if not ids:
         raise ValueError("the tokenizer has no eos_token: nothing would end an answer")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id in ids:
@@ -469,6 +500,23 @@ def stop_ids(tokenizer: Any, more: Sequence[int] = ()) -> tuple[int, ...]:
             "model.resize_token_embeddings(len(tokenizer))"
         )
     return ids
+
+
+def end_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end the answers of a model by its `generation_config.eos_token_id`.
+
+    The pad token, which some models name there, is left out: it is never sampled, because losses drop it.
+
+    Args:
+        generation_config: A mapping or an object of transformers; None: unknown.
+        tokenizer: The tokenizer of the model.
+    """
+    if isinstance(generation_config, Mapping):
+        found: Any = cast("Mapping[str, Any]", generation_config).get("eos_token_id")
+    else:
+        found = getattr(generation_config, "eos_token_id", None)
+    ids = cast("Sequence[Any]", found if isinstance(found, list | tuple) else [found])
+    return tuple(one for one in ids if isinstance(one, int) and 0 <= one != tokenizer.pad_token_id)
 
 
 def read_answer(tokenizer: Any, ids: Sequence[int], stops: Collection[int]) -> Message:

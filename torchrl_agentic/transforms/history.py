@@ -46,9 +46,11 @@ class AgentHistory(History):
     of all messages, but a message that was read (`history[0, -1]`) is locked.
 
     tool_call_id: the id of the call that a tool's message answers; None for all others.
+    name: the name of the tool that was called; None for all others.
     """
 
     tool_call_id: str | None = None
+    name: str | None = None
 
     @classmethod
     def of(cls, rows: Sequence[TensorDictBase], shape: Sequence[int] | None = None) -> AgentHistory:
@@ -68,7 +70,7 @@ class AgentHistory(History):
             td: Conversation, [L], or a stack of conversations, [*B, L].
         """
         history = cls.__new__(cls)
-        absent = dict.fromkeys(("tool_calls", "tool_responses", "tool_call_id"))
+        absent = dict.fromkeys(("tool_calls", "tool_responses", "tool_call_id", "name"))
         history.__dict__.update(_tensordict=td, _non_tensordict=absent, _is_initialized=True)
         return history
 

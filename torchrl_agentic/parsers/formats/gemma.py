@@ -53,7 +53,6 @@ class Gemma4Parser(JSONTextParser):
     quote: ClassVar[str] = '<|"|>'
     more_markers = (quote,)
     thought: ClassVar[str] = "thought"
-    names_tool: ClassVar[bool] = True
     shape = '<|tool_call>call:tool_name{argument:<|"|>text<|"|>,other:3}<tool_call|>'
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:

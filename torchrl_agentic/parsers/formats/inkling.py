@@ -44,7 +44,6 @@ class InklingParser(JSONBlockParser):
     think_end_proves = False
     turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
     result_tags = ("<|message_tool|>", "<|end_message|>")
-    names_tool: ClassVar[bool] = True
     shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:

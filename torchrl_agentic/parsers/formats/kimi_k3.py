@@ -46,7 +46,6 @@ class KimiK3Parser(XMLParamsParser):
     think = (f"{_OPEN}think{_SEP}", f"{_CLOSE}think{_SEP}")
     turn_end = ("<|end_of_msg|>",)
     more_markers = (_OPEN, _CLOSE, _SEP, parameter, parameter_end)
-    names_tool: ClassVar[bool] = True
     result_tags = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
     shape = (
         f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'

@@ -31,7 +31,6 @@ class LongCatParser(JSONBlockParser):
     turn_end = ("</longcat_s>",)
     stop = ("</longcat_s>",)
     # Results have a key "name", which the chat template reads.
-    names_tool: ClassVar[bool] = True
     # A correct call, for error messages to the model.
     shape = (
         '<longcat_tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</longcat_tool_call>'
