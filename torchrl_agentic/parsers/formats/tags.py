@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_text import check_size
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
-from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
 from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.value_tags import ValueTags
 
 SEARCH = {"search": ("search", "query")}
 
@@ -64,17 +65,31 @@ class TagsParser(TextParser):
         """
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
-        closer, begin = f"</{opener[1:]}", start + len(opener)
-        begin = yield from reader.past_repeated(opener, begin)
-        end = yield from reader.find(closer, begin)
-        if end < 0:
-            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
+        begin = yield from reader.past_repeated(opener, start + len(opener))
+        end = yield from self._content_end(reader, begin, opener)
         value = reader.text[begin:end].strip()
         if not value:
             raise CallParseError("empty", f"there is nothing in {opener}", begin, tool=tool)
         check_size(reader.text, begin, end, self.limits, tool=tool)
-        reader.add(PartialCall(tool, {argument: value}), start, end + len(closer))
-        return end + len(closer)
+        end += len(opener) + 1
+        reader.add(PartialCall(tool, {argument: value}), start, end)
+        return end
+
+    def _content_end(self, reader: Reader, begin: int, opener: str) -> Incremental[int]:
+        """Return the place of the closing tag; a damaged one before another tag is an error."""
+        tool, argument = self.tags[opener[1:-1]]
+        closer = f"</{opener[1:]}"
+        end = yield from reader.find(closer, begin)
+        if end < 0:
+            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
+        tags, at = ValueTags(argument, begin), begin
+        while 0 <= (at := reader.first(self.openers, at)[0]) < end:
+            damaged = tags.damaged_before(reader.text, at, closer, goes_on=False)
+            if damaged >= 0:
+                reason = f"{opener} has no {closer}: its end tag is damaged"
+                raise CallParseError("unclosed", reason, damaged, end=at, tool=tool)
+            at += 1
+        return end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Return the end of the malformed tag at `start`.
@@ -98,10 +113,18 @@ class TagsParser(TextParser):
         for tag, (tool, argument) in self.tags.items():
             if tool == call.tool and list(call.args) == [argument]:
                 value = call.args[argument]
-                if not isinstance(value, str) or not value or value != value.strip() or f"</{tag}>" in value:
+                if not isinstance(value, str) or not self._can_contain(tag, value):
                     raise ValueError(f"<{tag}> cannot contain {value!r}")
                 return f"<{tag}>{value}</{tag}>"
         raise ValueError(f"no tag for {call.tool!r} with {', '.join(call.args) or 'no arguments'}")
+
+    def _can_contain(self, tag: str, value: str) -> bool:
+        opener, written = f"<{tag}>", f"{value}</{tag}>"
+        try:
+            end = finish(self._content_end(Reader(written), 0, opener))
+        except CallParseError:
+            return False
+        return bool(value) and value == value.strip() and end == len(value)
 
     def frame(self, name: str) -> None:
         """Return None: the content is free text."""
