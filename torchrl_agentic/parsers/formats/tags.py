@@ -10,7 +10,6 @@ from torchrl_agentic.parsers.engine.json_text import check_size
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
 from torchrl_agentic.parsers.engine.text_parser import TextParser
-from torchrl_agentic.parsers.engine.value_tags import ValueTags
 
 SEARCH = {"search": ("search", "query")}
 
@@ -34,6 +33,7 @@ class TagsParser(TextParser):
     aliases = ("search_r1",)
     models = "Search-R1, RAGEN"
     example = "<search>query</search>"
+    openers_may_be_words = False
 
     def __init__(
         self,
@@ -76,19 +76,15 @@ class TagsParser(TextParser):
         return end
 
     def _content_end(self, reader: Reader, begin: int, opener: str) -> Incremental[int]:
-        """Return the place of the closing tag; a damaged one before another tag is an error."""
-        tool, argument = self.tags[opener[1:-1]]
-        closer = f"</{opener[1:]}"
+        """Return the place of the closing tag, which must precede the next tag of a tool."""
+        tool, closer = self.tags[opener[1:-1]][0], f"</{opener[1:]}"
         end = yield from reader.find(closer, begin)
         if end < 0:
             raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
-        tags, at = ValueTags(argument, begin), begin
-        while 0 <= (at := reader.first(self.openers, at)[0]) < end:
-            damaged = tags.damaged_before(reader.text, at, closer, goes_on=False)
-            if damaged >= 0:
-                reason = f"{opener} has no {closer}: its end tag is damaged"
-                raise CallParseError("unclosed", reason, damaged, end=at, tool=tool)
-            at += 1
+        following, _ = reader.first(self.openers, begin)
+        if 0 <= following < end:
+            reason = f"another tag begins before {closer}"
+            raise CallParseError("unclosed", reason, following, end=following, tool=tool)
         return end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
