@@ -24,6 +24,9 @@ from torchrl_agentic.parsers.engine.reasoning import opens_thought
 _SHORT = 4096
 _SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
 """Strings that occur in calls of some dialect, but not in prose between two markers."""
+_PROSE = re.compile(r"""[^\w{}\[<>(=]*+(?:[^\W\d_][\w'’-]*+[,;.!?"'`”»]*+\s++[^\W_]|(?![!-~])[^\W\d_])""")
+"""The beginning of prose: two words, or a letter that is not ASCII."""
+_NAME = re.compile(r"[\w.:/-]*\w")
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
 
 
@@ -60,6 +63,8 @@ class TextScanner(ToolCallParser):
         other_openers: Openers of another dialect of the family, handled by `read_other_opener`.
         more_markers: Further strings that results must not contain.
         fences_are_text: Whether a call in a Markdown fence is an example.
+        openers_may_be_words: Whether prose after an opener makes it a word of the text; False if a call may
+            consist of prose.
         shape: A correct call, shown in error messages to the model.
     """
 
@@ -75,6 +80,7 @@ class TextScanner(ToolCallParser):
     other_openers: ClassVar[tuple[str, ...]] = ()
     more_markers: ClassVar[tuple[str, ...]] = ()
     fences_are_text: ClassVar[bool] = True
+    openers_may_be_words: ClassVar[bool] = True
     shape: str = ""
 
     def __init__(
@@ -324,6 +330,11 @@ class TextScanner(ToolCallParser):
             return (yield from (read or self.read)(reader, start))
         except CallParseError as unreadable:
             error = unreadable
+        is_content = read == self.read_other_content
+        if self.openers_may_be_words and len(reader.calls) == index and (read is None or is_content):
+            inside = yield from self.past_word(reader, start, is_content=is_content)
+            if inside >= 0:
+                return inside
         end = error.end
         if end is None:
             find_end = self.end_of_other_content if read == self.read_other_content else self.end_of_malformed
@@ -333,6 +344,51 @@ class TextScanner(ToolCallParser):
         why = call_error(len(reader.calls), error, reader.text, self.shape, end)
         reader.add(PartialCall(error.tool, error=why, call_id=error.call_id), start, end)
         return end
+
+    def past_word(self, reader: Reader, start: int, *, is_content: bool = False) -> Incremental[int]:
+        """Return the index after an opener that is a word of the text, or -1.
+
+        Prose must follow it, up to another opener before the closer.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener; of the text after it if `is_content`.
+            is_content: Whether the opener is that of a section.
+        """
+        opener = "" if is_content else (yield from reader.which(self.openers, start))
+        if not opener and not is_content:
+            return -1
+        inside = start + len(opener)
+        begin = yield from reader.skip(inside)
+        if reader.text[begin : begin + 1] in ("", "{", "[", "<"):
+            return -1
+        place, marker = yield from reader.find_first(self._ends_word, inside)
+        if place < 0 and self.shapes:
+            place, marker = self._or_shape(reader, inside, place, marker)
+            if not reader.is_line_start(place):
+                return -1
+        if marker not in self._calling or not self._is_prose(reader, inside, place):
+            return -1
+        reader.note("opener_in_text")
+        reader.opened_at = None
+        reader.in_section = reader.in_section and not is_content
+        return inside
+
+    @cached_property
+    def _ends_word(self) -> tuple[str, ...]:
+        """Return the markers that end the text after an opener."""
+        closers = (self.closer, self.section[1], *self.turn_end)
+        return tuple(filter(None, (*self._calling_alone, *closers)))
+
+    def _is_prose(self, reader: Reader, start: int, end: int) -> bool:
+        """Return whether the text after an opener is prose rather than a malformed call."""
+        text = reader.text[start:end]
+        if _PROSE.match(text) is not None:
+            return True
+        if any(sign in text for sign in "{}[]<>=()"):
+            return False
+        word = text.strip()
+        return _NAME.fullmatch(word) is None or (reader.tools is not None and not reader.knows(word))
 
     def named_call(
         self, reader: Reader, start: int, name: str, read: Incremental[tuple[PartialCall, int]]

@@ -14,6 +14,7 @@ from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 from torchrl_agentic.parsers.engine.typed_values import json_or_text, property_schema, typed_value, types_of
+from torchrl_agentic.parsers.engine.value_tags import ValueTags
 from torchrl_agentic.text import one_line
 
 
@@ -39,7 +40,8 @@ class XMLParamsParser(TextParser):
 
     The closer of a parameter counts only if another parameter or the end of the call follows, so code that
     contains the closer survives. A parameter without a closer ends before the next one if the tool has that
-    argument, which is noted. A new call at the start of a line ends an unfinished one, which is an error.
+    argument, which is noted. A damaged closer before another tag of the format is an error, see `ValueTags`.
+    A new call at the start of a line ends an unfinished one, which is an error.
 
     Attributes:
         parameter: Beginning of an argument's opening tag.
@@ -173,6 +175,7 @@ class XMLParamsParser(TextParser):
         at = parameter.value_at
         name = one_line(parameter.name, 40)
         reason = f"{name} has no {self.parameter_end}"
+        tags: ValueTags | None = None
         while True:
             closer = yield from reader.find(self.parameter_end, at)
             if closer >= 0 and not any(reader.text.find(sign, at, closer) >= 0 for sign in self._signs):
@@ -180,13 +183,17 @@ class XMLParamsParser(TextParser):
                 after = yield from reader.skip(end)
                 if (yield from reader.which((self.parameter, self.closer), after)):
                     return closer, after, True
+            tags = tags or ValueTags(parameter.name, parameter.value_at, self.end_tags)
             # The end of the turn, the next call or argument may end the value before that closer.
             before = yield from self.find_invented_turn(reader, at, closer)
             cut_off = yield from self._next_call(reader, at, closer if before < 0 else before)
             cut_off = before if cut_off < 0 else cut_off
-            end = yield from self._next_parameter(
-                reader, at, closer if cut_off < 0 else cut_off, schema, (parameter.name, known)
-            )
+            before = closer if cut_off < 0 else cut_off
+            end = yield from self._next_parameter(reader, at, before, schema, (parameter.name, known))
+            damaged = yield from self._damaged_end(reader, tags, at, before if end < 0 else end)
+            if damaged >= 0:
+                reason = f"{name} has no {self.parameter_end}: its end tag is damaged"
+                raise CallParseError("unclosed", reason, damaged)
             if end >= 0:
                 return end, end, False
             if closer < 0 or cut_off >= 0:
@@ -196,6 +203,37 @@ class XMLParamsParser(TextParser):
             if (yield from reader.which((self.parameter, self.closer), after)):
                 return closer, after, True
             reason = f"expecting {self.parameter} or {self.closer} after {name}"
+            if not tags.is_data(reader.text, closer):
+                for expected in (self.parameter, self.closer):
+                    if (yield from tags.is_damaged_at(reader, after, expected)):
+                        raise CallParseError("unclosed", reason, after)
+
+    @cached_property
+    def end_tags(self) -> tuple[str, ...]:
+        """Return the end tags of the format, of which only that of an argument ends a value."""
+        return tuple(filter(None, (self.closer, self.section[1])))
+
+    @cached_property
+    def _after_values(self) -> tuple[str, ...]:
+        """Return the tags that follow a value or a call."""
+        return (self.parameter, *self.end_tags, *self._calling)
+
+    def _damaged_end(self, reader: Reader, tags: ValueTags, at: int, before: int) -> Incremental[int]:
+        """Return the place of a damaged end tag that a tag of the format up to `before` follows, or -1."""
+        while True:
+            place, marker = reader.first(self._after_values, at)
+            if place < 0 or 0 <= before < place:
+                return -1
+            at = place + len(marker)
+            goes_on = marker == self.parameter
+            damaged = tags.damaged_before(reader.text, place, self.parameter_end, goes_on=goes_on)
+            if damaged >= 0 and goes_on:
+                try:
+                    yield from self.read_parameter(reader, place)
+                except CallParseError:
+                    continue
+            if damaged >= 0:
+                return damaged
 
     @cached_property
     def _signs(self) -> frozenset[str]:
@@ -303,24 +341,24 @@ class XMLParamsParser(TextParser):
             ValueError: If the value contains a string that would end it.
         """
         text = value if isinstance(value, str) else dumps(value)
-        if self._would_end(text):
+        if self._would_end(name, text):
             raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
-    def _would_end(self, text: str) -> bool:
+    def _would_end(self, name: str, text: str) -> bool:
         """Return whether a value would be read as something else, for any arguments of the tool."""
         if self.markup and self.markup in text:
             return True
         if (f"\n{self.parameter}" in f"\n{text}") if self.own_lines else (self.parameter in text):
             return True
-        return not self.reads_back(text)
+        return not self.reads_back(name, text)
 
-    def reads_back(self, text: str) -> bool:
-        """Return whether the reader finds the correct end of a value, in a call that ends after it."""
+    def reads_back(self, name: str, text: str) -> bool:
+        """Return whether the reader finds the correct end of a value if the call ends after it."""
         begin = len(self.parameter) + (self.newlines == "each")
         written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
         try:
-            reading = self._value_end(Reader(written), Parameter("", begin), None, {})
+            reading = self._value_end(Reader(written), Parameter(name, begin), None, {})
             return finish(reading) == (begin + len(text), len(written) - len(self.closer), True)
         except CallParseError:
             return False

@@ -40,6 +40,7 @@ class FenceParser(TextParser):
     stop = ("\n```\n",)
     openers = (_FENCE,)
     fences_are_text = False
+    openers_may_be_words = False
 
     def __init__(
         self,

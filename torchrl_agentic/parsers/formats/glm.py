@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
@@ -42,6 +43,11 @@ class GLM45Parser(XMLParamsParser):
     turn_end = ("<|observation|>", "<|user|>", "<|endoftext|>")
     result_tags = ("<tool_response>", "</tool_response>")
     shape = "<tool_call>tool_name\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
+
+    @cached_property
+    def end_tags(self) -> tuple[str, ...]:
+        """Return the end tags of the format, of which only that of a value ends a value."""
+        return (*super().end_tags, self.key_end)
 
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Read the name of the tool, up to the first argument or the closer."""
@@ -100,6 +106,9 @@ class GLM45Parser(XMLParamsParser):
             broke = len(reader.text) if found[0] < 0 else found[0]
             code = "missing_name" if found[1] == marker else "unclosed"
             raise CallParseError(code, f"the name of an argument must end with {marker}", broke)
+        tag = reader.text.find("<", at, found[0])
+        if tag >= 0:
+            raise CallParseError("unclosed", f"the name of an argument must end with {marker}", tag)
         return found[0]
 
     def write(self, call: ParsedCall) -> str:

@@ -54,6 +54,9 @@ class LFM2Parser(CallListParser):
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list of calls, or JSON."""
+        word = yield from self.past_word(reader, start)
+        if word >= 0:
+            return word
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         at = yield from reader.skip(begin)

@@ -10,8 +10,10 @@ from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.value_tags import ValueTags
 from torchrl_agentic.parsers.engine.xml_params import Parameter
 from torchrl_agentic.parsers.formats.invoke import InvokeParser
+from torchrl_agentic.text import one_line
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 _SPLIT = f"{_CDATA_END}{_CDATA}"
@@ -55,6 +57,7 @@ class MiniCPM5Parser(InvokeParser):
             return (yield from super()._value_end(reader, parameter, schema, known))
         stop = end = begin
         is_closed = False
+        tags = ValueTags(parameter.name, begin, self.end_tags)
         while not is_closed:
             end = yield from reader.find(_CDATA_END, end)
             if end < 0:
@@ -63,6 +66,9 @@ class MiniCPM5Parser(InvokeParser):
             end += len(_CDATA_END)
             stop = yield from reader.skip(end)
             is_closed = bool((yield from reader.which((self.parameter_end,), stop)))
+            if not is_closed and (yield from tags.is_damaged_at(reader, stop, self.parameter_end)):
+                reason = f"{one_line(parameter.name, 40)} has no {self.parameter_end}: its end tag is damaged"
+                raise CallParseError("unclosed", reason, stop)
         # A block that was cut off must not extend to the end of a later one.
         later = yield from self.find_invented_turn(reader, begin, end)
         later = (yield from self._next_call(reader, begin, end)) if later < 0 else later
@@ -102,7 +108,7 @@ class MiniCPM5Parser(InvokeParser):
             text = (
                 f"{_CDATA}{text.replace(_CDATA_END, f'{_CDATA_END[:2]}{_SPLIT}{_CDATA_END[2:]}')}{_CDATA_END}"
             )
-        if not self.reads_back(text):
+        if not self.reads_back(name, text):
             raise ValueError(f"the value of {name!r} contains a call, and the format has no escapes for it")
         return text
 

@@ -43,6 +43,9 @@ class CallListParser(TextParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
+        word = yield from self.past_word(reader, start)
+        if word >= 0:
+            return word
         opener = self.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         inside, end, notes = yield from self._list(reader, begin)

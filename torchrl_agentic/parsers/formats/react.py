@@ -33,6 +33,7 @@ class ReActParser(TextParser):
     stop = (f"\n{_OBSERVATION}",)
     result_role = "user"
     openers = (_ACTION,)
+    openers_may_be_words = False
     turn_end = (f"\n{_OBSERVATION}",)
     more_markers = (_INPUT,)
     shape = f'{_ACTION} tool_name\n{_INPUT} {{"argument": "value"}}'

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_text import check_size
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
-from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 SEARCH = {"search": ("search", "query")}
@@ -33,6 +33,7 @@ class TagsParser(TextParser):
     aliases = ("search_r1",)
     models = "Search-R1, RAGEN"
     example = "<search>query</search>"
+    openers_may_be_words = False
 
     def __init__(
         self,
@@ -64,17 +65,27 @@ class TagsParser(TextParser):
         """
         opener = yield from reader.which(self.openers, start)
         tool, argument = self.tags[opener[1:-1]]
-        closer, begin = f"</{opener[1:]}", start + len(opener)
-        begin = yield from reader.past_repeated(opener, begin)
-        end = yield from reader.find(closer, begin)
-        if end < 0:
-            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
+        begin = yield from reader.past_repeated(opener, start + len(opener))
+        end = yield from self._content_end(reader, begin, opener)
         value = reader.text[begin:end].strip()
         if not value:
             raise CallParseError("empty", f"there is nothing in {opener}", begin, tool=tool)
         check_size(reader.text, begin, end, self.limits, tool=tool)
-        reader.add(PartialCall(tool, {argument: value}), start, end + len(closer))
-        return end + len(closer)
+        end += len(opener) + 1
+        reader.add(PartialCall(tool, {argument: value}), start, end)
+        return end
+
+    def _content_end(self, reader: Reader, begin: int, opener: str) -> Incremental[int]:
+        """Return the place of the closing tag, which must precede the next tag of a tool."""
+        tool, closer = self.tags[opener[1:-1]][0], f"</{opener[1:]}"
+        end = yield from reader.find(closer, begin)
+        if end < 0:
+            raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
+        following, _ = reader.first(self.openers, begin)
+        if 0 <= following < end:
+            reason = f"another tag begins before {closer}"
+            raise CallParseError("unclosed", reason, following, end=following, tool=tool)
+        return end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
         """Return the end of the malformed tag at `start`.
@@ -98,10 +109,18 @@ class TagsParser(TextParser):
         for tag, (tool, argument) in self.tags.items():
             if tool == call.tool and list(call.args) == [argument]:
                 value = call.args[argument]
-                if not isinstance(value, str) or not value or value != value.strip() or f"</{tag}>" in value:
+                if not isinstance(value, str) or not self._can_contain(tag, value):
                     raise ValueError(f"<{tag}> cannot contain {value!r}")
                 return f"<{tag}>{value}</{tag}>"
         raise ValueError(f"no tag for {call.tool!r} with {', '.join(call.args) or 'no arguments'}")
+
+    def _can_contain(self, tag: str, value: str) -> bool:
+        opener, written = f"<{tag}>", f"{value}</{tag}>"
+        try:
+            end = finish(self._content_end(Reader(written), 0, opener))
+        except CallParseError:
+            return False
+        return bool(value) and value == value.strip() and end == len(value)
 
     def frame(self, name: str) -> None:
         """Return None: the content is free text."""
