@@ -57,7 +57,7 @@ from torchrl_agentic.collectors.rollout_loop import (
 )
 from torchrl_agentic.collectors.score import Score, Scorer, score_with
 from torchrl_agentic.collectors.stats import CollectorStats
-from torchrl_agentic.collectors.task import Task, Trajectory
+from torchrl_agentic.collectors.task import Trajectory, check_tool_names
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
@@ -70,7 +70,6 @@ from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.model_problems import model_problems
 from torchrl_agentic.tokens.writer import check_tokenizer
-from torchrl_agentic.tools.row_data import check_rows
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own weight updaters, at import
@@ -318,8 +317,7 @@ class AgentCollector(BaseCollector):
         )
         if isinstance(tasks, Sequence | TaskStream):  # others are read one by one
             given = tasks.tasks if isinstance(tasks, TaskStream) else tasks
-            columns = (one.data if isinstance(one, Task) else one for one in given)
-            check_rows((one for one in columns if isinstance(one, Mapping)), self._agent.dispatcher.bound)
+            check_tool_names(given, self._agent.dispatcher.bound)
         if takes_tokens and self._agent.encoder is None:
             raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
         if branching is not None:

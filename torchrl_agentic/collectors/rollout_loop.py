@@ -422,31 +422,16 @@ class RolloutLoop:
                 f"the state has a group of task {saved.label}, {saved.task!r}, but that task is now "
                 f"{task.name!r}: pass the tasks that the state was saved with, in the same order"
             )
-        number = self._restored[saved.label]
-        if self._options.branching is not None:  # trees begin again, under names of their own
-            group = Group(
-                number,
-                task,
-                place,
-                saved.label,
-                saved.version,
-                self._new_cache(),
-                attempts=saved.attempts + 1,
-            )
+        number, has_trees = self._restored[saved.label], self._options.branching is not None
+        done = [] if has_trees else [replace(one, task=task) for one in saved.finished]
+        attempts = saved.attempts + has_trees  # trees begin again, under names of their own
+        group = Group(
+            number, task, place, saved.label, saved.version, self._new_cache(), done, attempts=attempts
+        )
+        if has_trees:
             self._groups[number] = group
             self._begin_trajectories(group)
             return
-        done = [replace(one, task=task) for one in saved.finished]
-        group = Group(
-            number,
-            task,
-            place,
-            saved.label,
-            saved.version,
-            self._new_cache(),
-            done,
-            attempts=saved.attempts,
-        )
         group.saved = {one.index: one for one in saved.running}
         self._groups[number] = group
         for one in done:

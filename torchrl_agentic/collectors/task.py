@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from torchrl_agentic.collectors.task_columns import RowParts, TaskColumns
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message, ParsedCall, Status, ToolResult, Turn, content_text
 from torchrl_agentic.tokens.ledger import TokenLedger
-from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.tools.row_data import EXTRA, KEYS, RIGHT_ANSWERS, RowData
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,32 @@ def lookup(data: Mapping[str, Any], name: Any) -> Any:
             return None
         found = cast("Mapping[str, Any]", found).get(key)
     return found
+
+
+def check_tool_names(tasks: Iterable[Any], tools: Collection[str]) -> None:
+    """Check that all tools that tasks, or rows of a data set, name exist.
+
+    What is no row, or has columns for tools of another shape, is left to those who read it.
+
+    Args:
+        tasks: `Task` objects or rows.
+        tools: Names of the existing tools.
+
+    Raises:
+        ValueError: If one does not exist; the message has the number of its task.
+    """
+    for number, task in enumerate(tasks):
+        columns = task.data if isinstance(task, Task) else task
+        if not isinstance(columns, Mapping) or not any(key in columns for key in (EXTRA, *KEYS)):
+            continue
+        try:
+            data = RowData.of(cast("Mapping[str, Any]", columns))
+        except (TypeError, ValueError):
+            continue
+        try:
+            data.check(tools)
+        except ValueError as error:
+            raise ValueError(f"task {number}: {error}") from None
 
 
 def _check(task: Task) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.score import Scorer
-from torchrl_agentic.collectors.task import Task
+from torchrl_agentic.collectors.task import Task, check_tool_names
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.usage import Usage
@@ -26,7 +26,6 @@ from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import with_tools_message
 from torchrl_agentic.rollout.load_tasks import load_tasks
-from torchrl_agentic.tools.row_data import check_rows
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.pipeline import leaves
 
@@ -172,7 +171,7 @@ def evaluate(
         raise TypeError(
             f"tools is a list of tools, a ToolCompose, or a Compose with one; got {type(tools).__name__}"
         )
-    check_rows((task.data for task in wanted), [tool.name for tool in compose.tools])
+    check_tool_names(wanted, [tool.name for tool in compose.tools])
     options = dict(tokenizer_options or {})
     has_tokens = not (takes_messages or options.get("use_inference_chat_template", False))
     shows_tools = takes_messages or tokenizer is None or "tools" in (tokenizer.chat_template or "")

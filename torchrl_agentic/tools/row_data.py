@@ -168,31 +168,6 @@ def check_names(place: str, names: Iterable[str], tools: Collection[str]) -> Non
             raise ValueError(f"{place} names the tool {name!r}, which does not exist; tools: {known}{hint}")
 
 
-def check_rows(rows: Iterable[Columns], tools: Collection[str]) -> None:
-    """Check that all tools that the rows of a data set name exist.
-
-    Rows whose columns for tools have a wrong shape are left to those who use them.
-
-    Args:
-        rows: Values by column name of each row.
-        tools: Names of the existing tools.
-
-    Raises:
-        ValueError: If one does not exist; the message has the number of its row.
-    """
-    for number, columns in enumerate(rows):
-        if EXTRA not in columns and not any(key in columns for key in KEYS):
-            continue
-        try:
-            data = RowData.of(columns)
-        except (TypeError, ValueError):
-            continue
-        try:
-            data.check(tools)
-        except ValueError as error:
-            raise ValueError(f"task {number}: {error}") from None
-
-
 def _tools_kwargs(value: Any) -> ToolsKwargs:
     if value is None:
         return {}
