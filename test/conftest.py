@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
 sys.path.append(str(HERE.parent / "benchmarks"))
 
-from helpers.leaks import no_leaks  # noqa: E402
+from helpers.leaks import check_ended, no_leaks  # noqa: E402
 from helpers.limit import SLOWNESS, limit, measure_slowness  # noqa: E402
 
 SLOW = (
@@ -173,10 +173,18 @@ def _place(path: Path) -> int:
     return next(places, len(SLOW))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _left() -> Iterator[dict[int, str]]:
+    """Fail a file that leaves processes behind, and name the test that has started them."""
+    left: dict[int, str] = {}
+    yield left
+    check_ended(left)
+
+
 @pytest.fixture(autouse=True)
-def _leaks() -> Iterator[None]:
-    """Fail the test that leaves open files or processes behind; see `no_leaks`."""
-    with no_leaks():
+def _leaks(request: pytest.FixtureRequest, _left: dict[int, str]) -> Iterator[None]:
+    """Fail the test that leaves open files behind; see `no_leaks`."""
+    with no_leaks(request.node.name, _left):
         yield
 
 

@@ -39,23 +39,35 @@ def started_programs() -> dict[int, bytes]:
 
 
 @contextlib.contextmanager
-def no_leaks() -> Generator[None]:
-    """Check that the body leaves no child process; collect files that it forgot, so that they warn at once.
+def no_leaks(test: str, left: dict[int, str]) -> Generator[None]:
+    """Collect files that the body forgot, so that they warn at once, and note processes that it leaves.
 
     A warning is an error of the test that runs meanwhile. A collection takes long, hence only if files
     are open that were not before.
 
-    Raises:
-        AssertionError: If a child process does not end.
+    Args:
+        test: Name of the test.
+        left: Where processes are noted, with the test: one that a fixture of the file restarted may stay.
     """
     files, programs = open_files(), started_programs()
     yield
     if open_files() - files:
         gc.collect()
+    for pid, words in started_programs().items():
+        if pid not in programs:
+            left[pid] = f"{test} started {words.decode('utf-8', 'replace')[:500]}"
+
+
+def check_ended(left: dict[int, str]) -> None:
+    """Wait until the processes of `no_leaks` have ended; kill those that do not.
+
+    Raises:
+        AssertionError: If any does not end.
+    """
     until = time.monotonic() + limit(1)
-    while left := {pid: words for pid, words in started_programs().items() if pid not in programs}:
+    while running := [pid for pid in left if pid in started_programs()]:
         if time.monotonic() > until:
-            for pid in left:
+            for pid in running:
                 os.kill(pid, signal.SIGKILL)
-            raise AssertionError(f"the test has left processes running: {left}")
+            raise AssertionError("processes were left: " + "; ".join(left[pid] for pid in running))
         time.sleep(0.01)

@@ -45,7 +45,7 @@ async def ran(repl: ForkServerRepl, code: str, timeout: float = 5) -> ReplResult
 
 async def works(repl: ForkServerRepl) -> None:
     async with asyncio.timeout(limit(10)):
-        assert (await repl.execute("40 + 2", timeout=5)).value == "42"
+        assert (await repl.execute("40 + 2", timeout=limit(5))).value == "42"
 
 
 # Another trajectory of the same zygote.
@@ -53,10 +53,10 @@ async def works(repl: ForkServerRepl) -> None:
 
 async def told_by_a_sibling(setup: str, write: str, read: str) -> str:
     async with ForkServerRepl() as first, ForkServerRepl() as second:
-        await first.execute("import os, socket, ctypes, fcntl, struct, mmap\n" + setup, timeout=5)
-        await first.execute(write, timeout=5)
-        found = await second.execute("import os, socket, ctypes, fcntl, struct\n" + read, timeout=5)
-        back = await first.execute("os.read(m, 100)" if "m = os.open" in setup else "0", timeout=5)
+        await first.execute("import os, socket, ctypes, fcntl, struct, mmap\n" + setup, timeout=limit(5))
+        await first.execute(write, timeout=limit(5))
+        found = await second.execute("import os, socket, ctypes, fcntl, struct\n" + read, timeout=limit(5))
+        back = await first.execute("os.read(m, 100)" if "m = os.open" in setup else "0", timeout=limit(5))
         return found.text + back.text
 
 
@@ -169,7 +169,7 @@ async def test_worker_cannot_regain_capabilities(code: str) -> None:
             "def call(*args):\n"
             "    if libc.syscall(*args) < 0: raise OSError(ctypes.get_errno(), 'refused')",
         )
-        result = await repl.execute(code, timeout=5)
+        result = await repl.execute(code, timeout=limit(5))
         if "os.kill(1" not in code:  # process 1 may be sent signals, for which it has no ears
             assert result.error is not None
             assert result.error.ename in (
@@ -183,13 +183,13 @@ async def test_worker_cannot_regain_capabilities(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "limit",
+    "name",
     [pytest.param(name) for name in ("AS", "DATA", "NOFILE", "NPROC")],
 )
-async def test_limits_of_process_1_are_out_of_reach(limit: str) -> None:
+async def test_limits_of_process_1_are_out_of_reach(name: str) -> None:
     async with ForkServerRepl() as repl:
         await repl.execute(
-            f"import resource; resource.prlimit(1, resource.RLIMIT_{limit}, (0, 0))", timeout=5
+            f"import resource; resource.prlimit(1, resource.RLIMIT_{name}, (0, 0))", timeout=limit(5)
         )
         await works(repl)
         assert (await repl.sandbox.run(["echo", "up"])).stdout == "up\n"
@@ -244,14 +244,14 @@ KEEP = "module.reopen = lambda fd: None\n"
 async def test_clones_share_nothing(setup: str, write: str, read: str) -> None:
     """Written in the original, read in the clone; that it cannot be cloned is fine, too."""
     async with ForkServerRepl() as repl:
-        made = await repl.execute(WORKER + setup, timeout=5)
+        made = await repl.execute(WORKER + setup, timeout=limit(5))
         if made.error is not None and made.error.ename == "PermissionError":
             return  # what would be shared cannot even be made
         assert made.status == "ok", made.text
         (clone,) = await repl.fork(1)
         async with clone:
-            await repl.execute(write, timeout=3)
-            assert "leaked" not in (await clone.execute(read, timeout=3)).text
+            await repl.execute(write, timeout=limit(3))
+            assert "leaked" not in (await clone.execute(read, timeout=limit(3))).text
 
 
 VFORKS = """
@@ -298,8 +298,8 @@ async def test_clones_do_not_share_their_address_space() -> None:
         await ran(repl, WORKER + VFORKS)
         (clone,) = await repl.fork(1)
         async with clone:
-            await repl.execute("shared.append('leaked')", timeout=3)
-            assert "leaked" not in (await clone.execute("shared", timeout=3)).text
+            await repl.execute("shared.append('leaked')", timeout=limit(3))
+            assert "leaked" not in (await clone.execute("shared", timeout=limit(3))).text
 
 
 async def test_clones_cannot_signal_each_other() -> None:
@@ -309,7 +309,7 @@ async def test_clones_cannot_signal_each_other() -> None:
         async with clone:
             await ran(clone, "kept = 1")
             await repl.execute("signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, signal.SIGTERM)")
-            assert not (await clone.execute("kept", timeout=5)).state_lost
+            assert not (await clone.execute("kept", timeout=limit(5))).state_lost
 
 
 INTRUDER = """
@@ -347,14 +347,14 @@ async def test_processes_of_the_original_do_not_exist_in_its_clones() -> None:
         everyone = [repl, *await repl.fork(2)]
         found = ""
         for one in everyone:
-            await one.execute("open('/work/out', 'w').write('leaked'); 0", timeout=3)
+            await one.execute("open('/work/out', 'w').write('leaked'); 0", timeout=limit(3))
         for one in everyone:
             found += (
                 await one.execute(
                     "import os, time; time.sleep(0.1)\nif os.path.exists('/work/in'): print(open('/work/in').read())\n"
                     "for p in os.listdir('/proc'):\n"
                     "    if p.isdigit() and p != '1': print(open('/proc/%s/status' % p).read())",
-                    timeout=3,
+                    timeout=limit(3),
                 )
             ).text
         for clone in everyone[1:]:
@@ -396,7 +396,7 @@ async def test_interpreter_that_cannot_be_cloned_keeps_working() -> None:
     async with ForkServerRepl() as repl:
         await ran(repl, code)
         await not_cloned(repl.sandbox)
-        after = await repl.execute("kept", timeout=1)
+        after = await repl.execute("kept", timeout=limit(1))
         assert (after.value, after.status) == ("1", "ok")
 
 
@@ -409,7 +409,7 @@ async def test_a_worker_that_cannot_fork_keeps_its_state() -> None:
         await ran(repl, code)
         for clone in await repl.fork(1):
             await clone.close()
-        after = await repl.execute("kept", timeout=5)
+        after = await repl.execute("kept", timeout=limit(5))
         assert (after.value, after.state_lost) == ("1", False)
 
 
@@ -418,7 +418,7 @@ async def test_sixteen_clones_do_not_change_the_original() -> None:
         await ran(repl, "kept = 1")
         clones = await repl.fork(16)
         await asyncio.gather(*(clone.close() for clone in clones))
-        after = await repl.execute("kept", timeout=5)
+        after = await repl.execute("kept", timeout=limit(5))
         assert (after.value, after.state_lost) == ("1", False)
 
 
@@ -428,7 +428,7 @@ async def test_many_clones_are_made_in_several_goes() -> None:
         clones = await repl.sandbox.clones(20)
         assert all(clone.has_live_clone for clone in clones)
         await asyncio.gather(*(clone.close() for clone in clones))
-        assert (await repl.execute("kept", timeout=5)).value == "1"
+        assert (await repl.execute("kept", timeout=limit(5))).value == "1"
 
 
 async def test_clones_do_not_share_a_loopback() -> None:
@@ -437,7 +437,7 @@ async def test_clones_do_not_share_a_loopback() -> None:
         (clone,) = await repl.fork(1)
         async with clone:
             await ran(repl, "s = socket.create_server(('127.0.0.1', 8765)); 0")
-            tried = await clone.execute("socket.create_connection(('127.0.0.1', 8765), 1)", timeout=5)
+            tried = await clone.execute("socket.create_connection(('127.0.0.1', 8765), 1)", timeout=limit(5))
             assert tried.error is not None
 
 
@@ -467,7 +467,7 @@ async def test_threads_and_files_opened_while_clones_are_made_stay_behind() -> N
                 "links = []\nfor name in os.listdir('/proc/self/fd'):\n"
                 "    try: links.append(os.readlink('/proc/self/fd/' + name))\n    except OSError: pass\n"
                 "sum(link.startswith('pipe:') for link in links), threading.active_count()",
-                timeout=5,
+                timeout=limit(5),
             )
             assert found.status == "ok"
             if not found.state_lost and "(4, 1)" not in found.text:  # run again instead: its own thread
@@ -549,7 +549,7 @@ async def test_damage_is_limited_to_its_own_cell(code: str) -> None:
             result = await repl.execute(code, timeout=2)
             assert result.status in ("ok", "error", "died", "limit", "timeout")
             assert len(result.text) < 8_000_000
-            next_one = await repl.execute("1 + 1", timeout=1)
+            next_one = await repl.execute("1 + 1", timeout=limit(1))
             assert next_one.status in ("ok", "error", "died", "timeout")
             await repl.restart()
         await works(repl)
@@ -563,14 +563,14 @@ async def test_forged_answer_is_bounded_like_a_real_one() -> None:
         "while data: data = data[os.write(3, data):]"
     )
     async with ForkServerRepl() as repl:
-        assert len((await repl.execute(code, timeout=5)).text) < 100_000
+        assert len((await repl.execute(code, timeout=limit(5))).text) < 100_000
 
 
 async def test_a_large_output_that_was_allowed_comes_back() -> None:
     limits = ResourceLimits(output_bytes=8 << 20)
     code = "import os\nfor fd in (1, 2):\n    for _ in range(8): os.write(fd, b'\\xff' * (1 << 20))"
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
-        assert (await repl.execute(code, timeout=10)).status == "ok"
+        assert (await repl.execute(code, timeout=limit(10))).status == "ok"
 
 
 async def test_a_fork_bomb_leaves_commands_and_the_interpreter_usable() -> None:
@@ -615,7 +615,7 @@ async def test_cell_that_returns_at_its_deadline_does_not_affect_later_cells() -
             assert (first.status, first.error, first.text.count("KeyboardInterrupt")) in (
                 ("ok", None, 0), ("timeout", None, 0),
             )  # fmt: skip
-            assert (await repl.execute(f"{number} * 10", timeout=5)).text == str(number * 10)
+            assert (await repl.execute(f"{number} * 10", timeout=limit(5))).text == str(number * 10)
 
 
 async def test_cancelling_at_any_moment_leaves_the_right_answer_to_the_next() -> None:
@@ -626,7 +626,7 @@ async def test_cancelling_at_any_moment_leaves_the_right_answer_to_the_next() ->
             await asyncio.sleep(random.random() * 0.006)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert (await repl.execute(f"{number} * 10", timeout=5)).text == str(number * 10)
+            assert (await repl.execute(f"{number} * 10", timeout=limit(5))).text == str(number * 10)
 
 
 async def test_cancelling_twice_is_cancelling() -> None:
@@ -638,7 +638,7 @@ async def test_cancelling_twice_is_cancelling() -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        after = await repl.execute("kept", timeout=5)
+        after = await repl.execute("kept", timeout=limit(5))
         assert (after.value, after.status) == ("1", "ok")
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
 from helpers.processes import run_program, started
 
 from torchrl_agentic.repl import ForkServerRepl
@@ -138,7 +139,7 @@ async def test_command_over_the_limit_does_not_end_the_interpreter():
         result = await sandbox.run(command)
         assert result.exit_code != 0
         assert "128 MiB" in result.stderr
-        assert (await repl.execute("import time; time.sleep(1); x", timeout=10)).value == "1"
+        assert (await repl.execute("import time; time.sleep(1); x", timeout=limit(10))).value == "1"
         assert "stopped" not in (await sandbox.run(["sh", "-c", "exit 3"])).stderr
 
 

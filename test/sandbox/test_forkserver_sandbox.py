@@ -167,7 +167,7 @@ async def test_memory_files_count_as_memory() -> None:
             "import os, time\nfds = [os.memfd_create('m') for _ in range(6)]\n"
             "for fd in fds:\n    for _ in range(50): os.write(fd, bytes(1 << 20))\ntime.sleep(0.6)"
         )
-        result = await repl.execute(code, timeout=10)
+        result = await repl.execute(code, timeout=limit(10))
         assert result.status in ("limit", "error")
 
 
@@ -176,7 +176,7 @@ async def test_files_in_dev_count() -> None:
         code = (
             "import os\ntry:\n    open('/dev/b', 'wb').write(bytes(60 << 20))\nfinally: os.unlink('/dev/b')"
         )
-        assert (await repl.execute(code, timeout=10)).status == "error"
+        assert (await repl.execute(code, timeout=limit(10))).status == "error"
 
 
 async def test_memory_of_background_processes_is_bounded_between_cells() -> None:
@@ -185,7 +185,7 @@ async def test_memory_of_background_processes_is_bounded_between_cells() -> None
             "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n"
             "        time.sleep(0.2); x = bytearray(90 << 20); time.sleep(1000)"
         )
-        await repl.execute(code, timeout=5)
+        await repl.execute(code, timeout=limit(5))
         await asyncio.sleep(1)
         code = "import os; sum(int(open('/proc/%s/statm' % p).read().split()[1]) << 12 for p in os.listdir('/proc') if p.isdigit())"
         assert int((await repl.execute(code)).value or 0) < 200 << 20
@@ -215,7 +215,7 @@ async def test_file_descriptors_in_flight_of_one_trajectory_do_not_affect_others
     try:
         sandbox = of_its_own()
         async with ForkServerRepl(sandbox) as one, ForkServerRepl(sandbox.fresh()) as other:
-            await one.execute(IN_FLIGHT, timeout=5)
+            await one.execute(IN_FLIGHT, timeout=limit(5))
             try:
                 await other.sandbox.write_file("f", b"x")
                 (clone,) = await other.sandbox.clones(1)

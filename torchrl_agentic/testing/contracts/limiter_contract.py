@@ -9,7 +9,7 @@ import pytest
 
 from torchrl_agentic.limits import Limiter
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Time limit for an event that must happen, in seconds."""
 SOON_S = 0.2
 """Time in which an event that must not happen is watched for, in seconds."""
