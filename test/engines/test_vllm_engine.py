@@ -10,6 +10,7 @@ import torch
 from helpers.limit import limit
 from helpers.vllm_engines import ARGS, CONTEXT, MODEL, PROMPTS, TOKENIZER, gap, other_weights
 from tensordict import TensorDict
+from transformers import GenerationConfig
 
 from torchrl_agentic.engines import Sampling, VLLMEngine
 from torchrl_agentic.errors import InfrastructureError
@@ -420,3 +421,15 @@ async def test_a_dead_engine_is_an_infrastructure_error(llm):
     with pytest.raises(InfrastructureError):
         await engine.update(None)
     await engine.close()
+
+
+@on_loop
+async def test_an_answer_ends_with_the_end_ids_of_the_models_generation_config(first, tmp_path, monkeypatch):
+    whole = await first.sample(PROMPTS[0], max_tokens=16, key="whole")
+    other = next(token for token in whole.ids[1:] if token != whole.ids[0])
+    GenerationConfig(eos_token_id=[TOKENIZER.eos_token_id, other]).save_pretrained(tmp_path)
+    monkeypatch.setattr(first.llm.vllm_config.model_config, "generation_config", str(tmp_path))
+    engine = VLLMEngine(first.llm, tokenizer=TOKENIZER, temperature=0)
+    assert engine.stop_token_ids == (TOKENIZER.eos_token_id, other)
+    found = await engine.sample(PROMPTS[0], max_tokens=16, key="cut")
+    assert (found.ids, found.finish) == (whole.ids[: whole.ids.index(other) + 1], "stop")
