@@ -15,7 +15,7 @@ from torchrl_agentic.tokens.ledger import TokenLedger
 
 QUESTION_CHARS = 200
 """Largest number of characters of a question in lists."""
-UNFINISHED = frozenset(("failed", "abandoned", "reset", "closed"))
+UNFINISHED = frozenset(("failed", "abandoned", "reset", "closed", "not_begun", "user_failed"))
 """Reasons of the ends of trajectories that no trainer gets, and whose scores are those of a part."""
 _USER = re.compile(r"^user\n", re.MULTILINE)
 _ROLE_LINE = re.compile(r"^(?:system|assistant|tool)$", re.MULTILINE)

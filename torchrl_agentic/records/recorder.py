@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import time
 import uuid
@@ -302,6 +303,8 @@ class FileRecording(Recording):
     def add_reward(self, value: float) -> None:
         """Keep the reward of the last turn. Without a score, the score is the sum of the rewards.
 
+        NaN means that there is no verdict: the reward and the score are unknown, and `no_verdict` is recorded.
+
         Raises:
             ValueError: If there is no turn yet.
         """
@@ -347,13 +350,16 @@ class FileRecording(Recording):
         score = self._score
         if score is None:
             score = sum(known) if known else self._tool_reward()
+        if score is not None and math.isnan(score):
+            score, self._extras["no_verdict"] = None, True
+        rewards = (None if reward is None or math.isnan(reward) else reward for reward in self._rewards)
         record = TrajectoryRecord(
             self.request_id,
             tuple(self._turns),
             self._step,
             self._trajectory,
             self._row,
-            tuple(self._rewards),
+            tuple(rewards),
             score,
             self._gts,
             self._extras,

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -261,10 +262,12 @@ class ToolCompose(ToolList):
     def _end(self, rows: Iterable[int], reason: str = "reset") -> None:
         """End the trajectories of some rows, and close them; the next ones get other names."""
         known = [row for row in rows if row in self._rows.sessions]
+        rewards = {row: session.take_reward() for row, session in self._rows.end(known).items()}
+        for row, reward in rewards.items():
+            if reward and (recording := self.recordings.of(row)) is not None:
+                recording.annotate(final_reward=None if math.isnan(reward) else reward)
         self.recordings.begin(known, reason)
-        ended = self._rows.end(known)
-        rewards = [session.take_reward() for session in ended.values()]
-        if any(rewards) and not self._warned_of_rewards:
+        if any(rewards.values()) and not self._warned_of_rewards:
             self._warned_of_rewards = True
             logger.warning(
                 "the final rewards of tools are lost, because these trajectories were reset before a step "
