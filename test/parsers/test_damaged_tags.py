@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from helpers.read_message import read_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,8 @@ TOOLS = {"save": {"type": "object", "properties": {"path": STRING, "text": STRIN
 
 def end_tag(name: str) -> str:
     """Return the end tag of the argument `path`."""
-    return get_parser(name).parameter_end or "]<]minimax[>[</path>"  # pyright: ignore[reportAttributeAccessIssue]
+    parser: Any = get_parser(name)
+    return parser.parameter_end or "]<]minimax[>[</path>"
 
 
 def written(name: str, args: Any = None) -> str:
@@ -26,20 +28,8 @@ def written(name: str, args: Any = None) -> str:
 
 
 def read(name: str, text: str, tools: Any = TOOLS) -> list[Any]:
-    """Return the calls and the codes of errors of a message, the same as a whole and as a stream."""
-    parser = get_parser(name)
-    result = parser.parse(text, tools=tools)
-    for size in (1, 4, 50):
-        stream = parser.stream(tools=tools)
-        for start in range(0, len(text), size):
-            stream.feed(text[start : start + size])
-        assert stream.close() == result
-    at, outside = 0, ""
-    for call in result.calls:
-        assert call.span is not None
-        outside += text[at : call.span[0]]
-        at = call.span[1]
-    assert outside + text[at:] == result.text
+    """Return the calls and the codes of errors of a message."""
+    result = read_message(name, text, tools=tools, sizes=(1, 4, 50))
     return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
 
@@ -150,8 +140,8 @@ def test_tags_of_other_names_are_data(name: str, value: str):
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "mimo", "glm45", "minimax_m2"])
 def test_a_value_that_would_be_read_as_damaged_cannot_be_written(name: str):
-    parser = get_parser(name)
-    closer = parser.closer  # pyright: ignore[reportAttributeAccessIssue]
+    parser: Any = get_parser(name)
+    closer = parser.closer
     for inside in (f"{end_tag(name)[:-1]}1>\n{closer}", f"</path>\n{closer}"):
         with pytest.raises(ValueError, match="tags of the format"):
             parser.render_call(ParsedCall("save", {"path": f"a{inside}b"}, "call_0_0"))

@@ -4,9 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from helpers.read_message import read_message
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers import TextDelta, get_parser
+from torchrl_agentic.parsers import get_parser
 
 NAMES = ["kimi_k2", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "minimax_m2", "qwen3_coder"]
 NAMES += ["seed_oss", "mimo"]
@@ -22,25 +23,6 @@ def _parts(name: str) -> tuple[str, str, str, str]:
     return opener, *bodies, closer
 
 
-def _read(name: str, text: str, **options: Any) -> Any:
-    parser = get_parser(name, **options)
-    result = parser.parse(text)
-    for size in (1, 3, 7):
-        stream, said = parser.stream(), ""
-        for start in range(0, len(text), size):
-            events = stream.feed(text[start : start + size])
-            said += "".join(event.text for event in events if isinstance(event, TextDelta))
-        assert stream.close() == result
-        said += "".join(event.text for event in stream.last_events if isinstance(event, TextDelta))
-        assert said == result.text
-    at, outside = 0, ""
-    for call in result.calls:
-        outside += text[at : call.span[0]]
-        at = call.span[1]
-    assert outside + text[at:] == result.text
-    return result
-
-
 def _entries(result: Any) -> list[Any]:
     return [call.error.code if call.error else (call.tool, dict(call.args)) for call in result.calls]
 
@@ -49,7 +31,7 @@ def _entries(result: Any) -> list[Any]:
 @pytest.mark.parametrize("noise", ["ok", "I save it, then load it:\n", "1. ", "```json\n", "a > b", "<eos>"])
 def test_prose_before_the_first_call_stays_text(name: str, noise: str):
     opener, first, second, closer = _parts(name)
-    result = _read(name, f"Well. {opener} {noise} {first}\n{second}{closer}")
+    result = read_message(name, f"Well. {opener} {noise} {first}\n{second}{closer}")
     assert _entries(result) == [FIRST, SECOND]
     assert result.text.startswith(f"Well. {opener} {noise} ")
     assert closer not in result.text
@@ -59,7 +41,7 @@ def test_prose_before_the_first_call_stays_text(name: str, noise: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_prose_between_calls_stays_text(name: str):
     opener, first, second, closer = _parts(name)
-    result = _read(name, f"{opener}{first} and then {second}{closer} done")
+    result = read_message(name, f"{opener}{first} and then {second}{closer} done")
     assert _entries(result) == [FIRST, SECOND]
     assert result.text == " and then  done"
     assert result.notes == ("text_in_section",)
@@ -68,7 +50,7 @@ def test_prose_between_calls_stays_text(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_clean_section_has_no_note(name: str):
     opener, first, second, closer = _parts(name)
-    result = _read(name, f"{opener}\n{first}\n{second}\n{closer} and {opener}{second}{closer}")
+    result = read_message(name, f"{opener}\n{first}\n{second}\n{closer} and {opener}{second}{closer}")
     assert _entries(result) == [FIRST, SECOND, SECOND]
     assert result.notes == ()
 
@@ -76,9 +58,9 @@ def test_a_clean_section_has_no_note(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_section_of_prose_alone_is_one_error(name: str):
     opener, first, _, closer = _parts(name)
-    result = _read(name, f"{opener} ok, I save it {closer} or {opener}{first}{closer}")
+    result = read_message(name, f"{opener} ok, I save it {closer} or {opener}{first}{closer}")
     assert _entries(result) == ["wrong_dialect", FIRST]
-    assert _entries(_read(name, f"{opener} ok, I save it")) == ["wrong_dialect"]
+    assert _entries(read_message(name, f"{opener} ok, I save it")) == ["wrong_dialect"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +70,7 @@ def test_a_section_of_prose_alone_is_one_error(name: str):
 )
 def test_call_in_another_dialect_is_a_separate_attempt(name: str, odd: str):
     opener, first, second, closer = _parts(name)
-    assert _entries(_read(name, f"{opener}{odd}\n{first}\n{second}{closer}")) == [
+    assert _entries(read_message(name, f"{opener}{odd}\n{first}\n{second}{closer}")) == [
         "wrong_dialect", FIRST, SECOND
     ]  # fmt: skip
 
@@ -97,7 +79,7 @@ def test_call_in_another_dialect_is_a_separate_attempt(name: str, odd: str):
 def test_a_call_quoted_in_another_dialect_does_not_run(name: str):
     opener, first, second, closer = _parts(name)
     odd = json.dumps({"name": "save", "arguments": {"body": first}})
-    result = _read(name, f"{opener}{odd}{closer}\n{opener}{second}{closer}")
+    result = read_message(name, f"{opener}{odd}{closer}\n{opener}{second}{closer}")
     assert _entries(result) == ["wrong_dialect", SECOND]
 
 
@@ -105,7 +87,9 @@ def test_a_call_quoted_in_another_dialect_does_not_run(name: str):
 def test_call_in_reasoning_after_the_opener_does_not_run(name: str):
     opener, first, second, closer = _parts(name)
     think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
-    result = _read(name, f"{opener}{think[0]}perhaps {first}{think[1]}{closer}{opener}{second}{closer}")
+    result = read_message(
+        name, f"{opener}{think[0]}perhaps {first}{think[1]}{closer}{opener}{second}{closer}"
+    )
     assert _entries(result) == ["wrong_dialect", SECOND]
 
 
@@ -115,7 +99,7 @@ def test_section_inside_reasoning_ends_with_it(name: str, policy: Any):
     opener, first, second, closer = _parts(name)
     think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
     text = f"{think[0]}I write {opener} then{think[1]}{opener}{first}\n{second}{closer}"
-    assert _entries(_read(name, text, parse_reasoning=policy))[-2:] == [FIRST, SECOND]
+    assert _entries(read_message(name, text, parse_reasoning=policy))[-2:] == [FIRST, SECOND]
 
 
 @pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v31", "qwen3_coder", "minimax_m2"])

@@ -1,48 +1,34 @@
 """The opener of a call as a word of the text costs no call behind it."""
 
+from typing import Any
+
 import pytest
+from helpers.read_message import read_message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers import PARSERS, TextDelta, TextParser, get_parser
+from torchrl_agentic.parsers import PARSERS, TextParser, get_parser
 
-ONE_CALL = {"tags": ("search", {"query": "x"}), "fence": ("python", {"code": "x"})}
+ONE_CALL: dict[str, tuple[str, dict[str, str]]] = {
+    "tags": ("search", {"query": "x"}),
+    "fence": ("python", {"code": "x"}),
+}
 ARE_VALUES = ("react", "tags", "fence")
 """Formats in which text after the opener is the call itself."""
 NAMES = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
 
 
-def openers(name):
+def openers(name: str) -> list[str]:
     """Return the markers that are words when they are alone: those of sections and calls, no brackets."""
-    parser = get_parser(name)
+    parser: Any = get_parser(name)
     return [one for one in (*parser.openers, parser.section[0]) if len(one) > 1 and one not in parser.shapes]
 
 
 PAIRS = [(name, opener) for name in NAMES for opener in openers(name) if opener != "<|start|>"]
 
 
-def read(name, text, tools=None):
-    """Return the result of a message, the same as a whole and as a stream."""
-    parser = get_parser(name)
-    result = parser.parse(text, tools=tools)
-    for size in (1, 7):
-        stream, said = parser.stream(tools=tools), ""
-        for start in range(0, len(text), size):
-            events = stream.feed(text[start : start + size])
-            said += "".join(event.text for event in events if isinstance(event, TextDelta))
-        assert stream.close() == result
-        said += "".join(event.text for event in stream.last_events if isinstance(event, TextDelta))
-        assert said == result.text
-    at, outside = 0, ""
-    for call in result.calls:
-        outside += text[at : call.span[0]]
-        at = call.span[1]
-    assert outside + text[at:] == result.text
-    return result
-
-
-def good(name):
+def good(name: str) -> tuple[str, dict[str, str], str]:
     tool, args = ONE_CALL.get(name, ("ping", {"a": "v"}))
     return tool, args, get_parser(name).render_calls([ParsedCall(tool, args, "functions.ping:0")])
 
@@ -62,12 +48,14 @@ QUOTES = [("", ""), ('"', '"'), ("`", "`"), ("'", "'"), ("(", ")"), ("“", "”
     gap=st.sampled_from([" ", "\n"]),
     knows=st.booleans(),
 )  # fmt: skip
-def test_the_call_after_a_literal_opener_runs(name, opener, before, quotes, after, gap, knows):
+def test_the_call_after_a_literal_opener_runs(
+    name: str, opener: str, before: str, quotes: tuple[str, str], after: str, gap: str, knows: bool
+):
     tool, args, call = good(name)
     said = f"{before}{quotes[0]}{opener.strip()}{quotes[1]}{after}"
     line = gap if name not in ("llama3_json", "pythonic", "react", "fence", "command_r", "xlam") else "\n"
     tools = {tool: {"type": "object", "properties": {key: {"type": "string"} for key in args}}}
-    result = read(name, f"{said}{line}{call}", tools if knows else None)
+    result = read_message(name, f"{said}{line}{call}", tools=tools if knows else None)
     assert [(call.tool, call.args) for call in result.calls if not call.error] == [(tool, args)]
     if name not in (*ARE_VALUES, "harmony"):  # in harmony the word is the header of the call
         assert len(result.calls) == 1
@@ -75,24 +63,27 @@ def test_the_call_after_a_literal_opener_runs(name, opener, before, quotes, afte
 
 
 @pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4", "longcat", "qwen3_coder"])
-def test_an_opener_without_a_later_call_and_a_broken_call_are_errors(name):
+def test_an_opener_without_a_later_call_and_a_broken_call_are_errors(name: str):
     opener, (_, _, call) = openers(name)[0], good(name)
-    closer = get_parser(name).closer
-    assert [bool(one.error) for one in read(name, f"The token {opener} opens a call.").calls] == [True]
-    broken = read(name, f"{opener}{{oops{closer}{call}")
+    parser: Any = get_parser(name)
+    closer: str = parser.closer
+    assert [bool(one.error) for one in read_message(name, f"The token {opener} opens a call.").calls] == [
+        True
+    ]
+    broken = read_message(name, f"{opener}{{oops{closer}{call}")
     assert [bool(one.error) for one in broken.calls] == [True, False]
-    closed = read(name, f"{opener} I call it now {closer}{call}")
+    closed = read_message(name, f"{opener} I call it now {closer}{call}")
     assert [bool(one.error) for one in closed.calls] == [True, False]
 
 
 def test_the_name_of_a_known_tool_after_an_opener_is_an_attempt():
     text = "<tool_call>ping\n<tool_call>ping</tool_call>"
-    found = read("glm45", text, {"ping": {"type": "object", "properties": {}}})
+    found = read_message("glm45", text, tools={"ping": {"type": "object", "properties": {}}})
     assert [call.error and call.error.code for call in found.calls] == ["unclosed", None]
 
 
 @pytest.mark.parametrize("name", ["hermes", "glm45", "kimi_k2", "qwen3_coder"])
-def test_many_literal_openers_take_linear_time(name):
+def test_many_literal_openers_take_linear_time(name: str):
     opener, (_, args, call) = openers(name)[0], good(name)
     found = get_parser(name).parse(f"the {opener} comes first " * 20_000 + call)
     assert [call.args for call in found.calls] == [args]

@@ -354,7 +354,12 @@ class XMLParamsParser(TextParser):
         return not self.reads_back(name, text)
 
     def reads_back(self, name: str, text: str) -> bool:
-        """Return whether the reader finds the correct end of a value if the call ends after it."""
+        """Return whether the reader finds the correct end of a value if the call ends after it.
+
+        Args:
+            name: Name of the argument.
+            text: Its value as text.
+        """
         begin = len(self.parameter) + (self.newlines == "each")
         written = f"{self.parameter}\n"[:begin] + f"{text}{self.parameter_end}\n{self.closer}"
         try:
