@@ -21,7 +21,7 @@ from torchrl_agentic.testing import byte_tokenizer
 
 TEMPLATE = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
+{{ message.content }}{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
