@@ -58,6 +58,7 @@ SLOW = (
     "tools/http/test_body.py",
     "tools/http/test_page.py",
     "cli/test_servers.py",
+    "trajectory",
     "collectors/test_random_schedules.py",
     "collectors/test_admission.py",
     "collectors/test_collector_exits.py",

@@ -84,6 +84,7 @@ def rollout(
         InfrastructureError: If the engine is lost.
         TimeoutError: If a trajectory takes too long.
         RewardError: If the reward function raises.
+        InvalidTask: If a prompt leaves no room for an answer, or a reward says so.
         ValueError: If a task is invalid, or a number is out of range.
     """
     return list(
