@@ -303,7 +303,7 @@ class FileRecording(Recording):
     def add_reward(self, value: float) -> None:
         """Keep the reward of the last turn. Without a score, the score is the sum of the rewards.
 
-        NaN means that there is no verdict: the reward and the score are unknown, and `no_verdict` is recorded.
+        NaN means that there is no verdict: reward and score are unknown, and `no_verdict` is recorded.
 
         Raises:
             ValueError: If there is no turn yet.
