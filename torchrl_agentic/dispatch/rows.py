@@ -147,8 +147,10 @@ class SessionRows(Generic[T]):
         async def finish() -> None:
             await asyncio.gather(*(session.finish() for session in busy))
 
-        if busy:  # else the loop, which takes as long as a turn, has nothing to do
+        if busy:
             run(finish())
+        for session in sessions:
+            session.is_finished = True
 
     def end(self, rows: Iterable[int]) -> dict[int, Session]:
         """End the trajectories of some rows and close them; the next trajectories there get new names.

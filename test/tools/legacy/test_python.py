@@ -6,17 +6,20 @@ import pickle
 import signal
 
 import pytest
+from helpers.chat_envs import call as hermes
 from helpers.legacy_envs import call, calls, gone, run
 from tensordict import TensorDict
-from torchrl.envs import TransformedEnv
+from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.transforms import (
     PythonInterpreter,
 )
 
-from torchrl_agentic import ToolCompose, as_tool
+from torchrl_agentic import AgentCollector, EndTrajectory, Renamed, ToolCompose, as_tool
+from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.messages import Status
-from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.testing import ScriptedPolicy, load_tiny
+from torchrl_agentic.tools import Truncated
 from torchrl_agentic.transforms import history as border
 
 
@@ -34,6 +37,35 @@ class TestPythonInterpreter:
         found = chat.step(*[call("python", code="print(globals().get('secret'))")] * 2)
         assert found == [["7"], ["None"]]
         assert chat.errors() == [0, 0]
+
+    @pytest.mark.parametrize("wrap", [lambda tool: tool, lambda tool: Renamed(Truncated(tool, 99), "python")])
+    def test_a_reset_also_reaches_a_transform_inside_wrappers(self, chat, wrap):
+        chat = chat(2, wrap(as_tool(PythonInterpreter(persistent=True), name="python")))
+        chat.step(*[call("python", code="secret = 7")] * 2)
+        chat.reset(True, False)
+        found = chat.step(*[call("python", code="print(globals().get('secret'))")] * 2)
+        assert found == [["None"], ["7"]]
+
+    @pytest.mark.parametrize("in_flight", [1, 2, 4])
+    def test_trajectories_of_a_collector_have_an_interpreter_each(self, in_flight):
+        """Groups run side by side, and a later trajectory takes the row of one that has ended."""
+        _, tokenizer = load_tiny()
+        code = ["print(globals().get('secret'))", "secret = 1", "print(secret)"]
+        script = [hermes("python", code=one) for one in code]
+        with AgentCollector(
+            Compose(
+                ToolCompose([as_tool(PythonInterpreter(persistent=True), name="python")]),
+                EndTrajectory(max_turns=3),
+            ),
+            engine=ScriptedEngine([script], tokenizer),
+            tokenizer=tokenizer,
+            tasks=[{"query": f"q{number}"} for number in range(3)],
+            group_size=2,
+            max_in_flight=in_flight,
+        ) as collector:
+            found = [one for group in collector.trajectories() for one in group]
+        texts = [[result.text.strip() for _, result in one.calls] for one in found]
+        assert texts == [["None", "", "1"]] * 6
 
     def test_rows_that_call_for_the_first_time_at_once_get_a_process_each(self, chat):
         """Made without a lock, some rows get none: "Too many processes: 5 > 4"."""
