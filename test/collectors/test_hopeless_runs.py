@@ -18,7 +18,7 @@ from helpers.collector_worlds import (
 
 from torchrl_agentic import InvalidTask, ToolCompose, evaluate
 from torchrl_agentic.collectors import CollectorError, Task, TaskStream
-from torchrl_agentic.collectors.failure_log import is_users_file
+from torchrl_agentic.dispatch.user_code import is_users_file
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.errors import InfrastructureError

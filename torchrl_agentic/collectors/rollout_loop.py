@@ -21,7 +21,7 @@ from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
-from torchrl_agentic.collectors.failure_log import FailureLog, describe, root_error
+from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
@@ -37,6 +37,7 @@ from torchrl_agentic.collectors.workers import Run, Runs, TrajectoryLost, Worker
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.row_data import RowData

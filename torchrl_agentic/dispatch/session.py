@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.model_messages import encodable_result
+from torchrl_agentic.dispatch.user_code import describe
 from torchrl_agentic.errors import InvalidTask, derives
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id, finite_number
 from torchrl_agentic.sandbox.cancellation import run_to_completion
@@ -401,10 +402,10 @@ class Session:
             self._log(f"tool {name} has no final reward", name, error)
 
     def _log(self, what: str, name: str, error: BaseException) -> None:
-        """Log an error of a tool with its traceback, once for each place; later only how often it came."""
+        """Log an error of a tool, the user's line first, once for each place; later only its number."""
         count = self.dispatcher.crashes.count(name, error)
         if count == 1:
-            logger.error("%s (trajectory %s)", what, self.trajectory, exc_info=error)
+            logger.error("%s\n%s (trajectory %s)", describe(error), what, self.trajectory, exc_info=error)
         elif set(str(count)[1:]) == {"0"}:
             logger.error("%s, %d times with this %s", what, count, type(error).__name__)
 
