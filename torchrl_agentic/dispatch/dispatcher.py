@@ -15,12 +15,12 @@ from torchrl_agentic.dispatch.session import Session, ToolSelection
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, Outages, TurnOptions, TurnRun
 from torchrl_agentic.errors import check_count, check_seconds
-from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 if TYPE_CHECKING:
+    from torchrl_agentic.limits import Limiter
     from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,8 @@ class Dispatcher:
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
+            from torchrl_agentic.limits import Limiter
+
             if not isinstance(cast("object", limiter), Limiter):
                 raise TypeError(
                     f"rate_limits[{name!r}] is not a limiter: write RateLimiter(max_concurrent={limiter!r})"

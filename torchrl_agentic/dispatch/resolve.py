@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.errors import SchemaValidationError
-from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset
 
 if TYPE_CHECKING:
+    from torchrl_agentic.limits import Limiter
     from torchrl_agentic.tools.schema import Validator
 
 

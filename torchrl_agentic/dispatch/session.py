@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.model_messages import encodable_result
-from torchrl_agentic.dispatch.user_code import describe
 from torchrl_agentic.errors import InvalidTask, derives
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id, finite_number
 from torchrl_agentic.sandbox.cancellation import run_to_completion
@@ -405,6 +404,8 @@ class Session:
         """Log an error of a tool, the user's line first, once for each place; later only its number."""
         count = self.dispatcher.crashes.count(name, error)
         if count == 1:
+            from torchrl_agentic.dispatch.user_code import describe
+
             logger.error("%s\n%s (trajectory %s)", describe(error), what, self.trajectory, exc_info=error)
         elif set(str(count)[1:]) == {"0"}:
             logger.error("%s, %d times with this %s", what, count, type(error).__name__)

@@ -16,14 +16,13 @@ from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.dispatch.resolve import BoundTool, Ready, Refusal
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.limits import Slot
-from torchrl_agentic.limits.base import LOST
 from torchrl_agentic.messages import ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
 from torchrl_agentic.tools.base import Effects, Threads, ToolContext
 from torchrl_agentic.tools.row_data import NO_DATA
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.call_cache import Ended, TrajectoryCache
+    from torchrl_agentic.limits import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -307,6 +306,8 @@ class TurnRun:
             return encodable_result(result)
         if isinstance(error, asyncio.CancelledError):
             if entry.slot is not None and entry.slot.is_lost:
+                from torchrl_agentic.limits.base import LOST
+
                 return model_messages.unavailable(name, LOST)
             return model_messages.cancelled(name)
         return self._crash(entry, error)

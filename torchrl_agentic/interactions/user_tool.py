@@ -21,7 +21,7 @@ _arguments: weakref.WeakKeyDictionary[object, _Arguments] = weakref.WeakKeyDicti
 
 
 class _Arguments(NamedTuple):
-    """What the interaction of a trajectory opens with."""
+    """Arguments of the row, and the session of the tools, for the interaction of a trajectory."""
 
     kwargs: Mapping[str, Any]
     tools: Session | None

@@ -340,6 +340,11 @@ class Tool(metaclass=Interface, members=("name", "description", "input_schema", 
         del live, trajectory
         return _itself(self)
 
+    @property
+    def unwrapped(self) -> Tool:
+        """The tool inside all wrappers; the tool itself if it is no wrapper."""
+        return self
+
     def spec(self) -> dict[str, JSON]:
         """Return the tool as `{"type": "function", "function": {…}}`, for chat templates and API servers."""
         from torchrl_agentic.tools.schema_simplify import simplify_schema

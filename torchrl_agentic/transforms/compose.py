@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +20,6 @@ from torchrl.envs.transforms import Compose
 from torchrl_agentic.dispatch import Session, SessionRows, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.limits import Limiter
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.records import Recorders, as_hook
@@ -29,6 +28,7 @@ from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, reset_tools, visible_state
+from torchrl_agentic.transforms.early_ends import truncate_early
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stepped
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import (
@@ -37,8 +37,10 @@ from torchrl_agentic.transforms.row_turn import (
     render_turn,
     run_turns,
 )
-from torchrl_agentic.transforms.token_rows import out_of_room
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
+
+if TYPE_CHECKING:
+    from torchrl_agentic.limits import Limiter
 
 logger = logging.getLogger(__name__)
 
@@ -211,30 +213,12 @@ class ToolCompose(ToolList):
                 self.recordings.turn(record, len(rows[turn.row]))
         border.set_prompts(next_tensordict, rows)
         specs.write_report(next_tensordict, self._rows, turns, calls=self.report_calls)
-        self._truncate(tensordict, next_tensordict, turns)
+        self.end(truncate_early(tensordict, next_tensordict, turns), next_tensordict)
         if any(result.stop for turn in turns for result in turn.results):
             stopped = next_tensordict.get((specs.KEY, "stop_requested"))
             for key in ("terminated", "done"):  # collectors look at "done" alone
                 next_tensordict.set(key, next_tensordict.get(key) | stopped)
         return keep_ended(tensordict, next_tensordict)
-
-    def _truncate(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, turns: Sequence[RowTurn]
-    ) -> None:
-        """Truncate rows that could not begin or whose message was cut off, and add final rewards."""
-        specs.with_truncated(next_tensordict)
-        ended = [False] * next_tensordict.batch_size.numel()
-        for turn in turns:
-            ended[turn.row] = turn.is_cut or turn.session.begin_error is not None
-        if any(ended):
-            done = next_tensordict.get("done")
-            full = torch.tensor(out_of_room(tensordict), device=done.device).reshape(done.shape)
-            cut, not_begun = (next_tensordict.get((specs.KEY, key)) for key in ("cut", "not_begun"))
-            specs.mark_ended(next_tensordict, not_begun, "not_begun")
-            specs.mark_ended(next_tensordict, cut & full, "max_trajectory_tokens")
-            specs.mark_ended(next_tensordict, cut, "max_new_tokens")
-            specs.truncate(next_tensordict, cut | not_begun)
-        self.end(ended, next_tensordict)
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
@@ -273,10 +257,6 @@ class ToolCompose(ToolList):
                 "the final rewards of tools are lost, because these trajectories were reset before a step "
                 "ended them: add ToolRewardTransform(), or EndTrajectory, as the last one that may end them"
             )
-
-    def trajectory(self, row: int) -> str:
-        """Return the name of the trajectory of a row; see `trajectory_name`."""
-        return self.session(row).trajectory
 
     def session(self, row: int) -> Session:
         """Return the session of the trajectory of a row.

@@ -28,7 +28,6 @@ from torchrl_agentic.dispatch.opening import open_tools, read_row
 from torchrl_agentic.messages import Message, ParseResult
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, tool_columns
-from torchrl_agentic.tools.wrappers.base import unwrapped
 from torchrl_agentic.transforms.row_turn import RowTurn
 
 _stack: Any = NonTensorStack  # declared abstract, which it is not
@@ -262,7 +261,7 @@ def begin_rows(
 
 def has_rows(tools: Sequence[Tool]) -> bool:
     """Return True if a tool keeps state by row: it is a transform of TorchRL inside `as_tool`."""
-    return any(hasattr(unwrapped(tool), "reset_rows") for tool in tools)
+    return any(hasattr(tool.unwrapped, "reset_rows") for tool in tools)
 
 
 def reset_tools(tools: Sequence[Tool], chosen: Sequence[bool]) -> None:
@@ -274,9 +273,9 @@ def reset_tools(tools: Sequence[Tool], chosen: Sequence[bool]) -> None:
     """
     if has_rows(tools):
         flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(chosen)])
-        for tool in map(unwrapped, tools):
-            if hasattr(tool, "reset_rows"):
-                cast("Any", tool).reset_rows(flat, flat)
+        for tool in tools:
+            if hasattr(tool.unwrapped, "reset_rows"):
+                cast("Any", tool.unwrapped).reset_rows(flat, flat)
 
 
 async def _opened(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:

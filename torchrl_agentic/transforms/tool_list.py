@@ -19,7 +19,6 @@ from torchrl.envs.transforms import Compose, Transform
 from torchrl_agentic.dispatch import Dispatcher, SessionRows
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tools.base import Tool, Toolset
@@ -30,6 +29,7 @@ from torchrl_agentic.transforms.pipeline import tokenizer_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torchrl_agentic.limits import Limiter
     from torchrl_agentic.tools.loaded_tools import LoadedTools
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Added:
 
     toolset: Toolset
     names: tuple[str, ...] = ()
-    limits: Mapping[str, Limiter] = field(default_factory=dict[str, Limiter])
+    limits: Mapping[str, Limiter] = field(default_factory=dict[str, "Limiter"])
     revision: int = 0
 
     @property

@@ -22,13 +22,6 @@ CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
 """`call_later(seconds, callback)`, as in an event loop and `VirtualClock`."""
 
 
-def unwrapped(tool: Tool) -> Tool:
-    """Return the tool inside all wrappers."""
-    while isinstance(tool, Wrapped):
-        tool = tool.tool
-    return tool
-
-
 class Wrapped(Tool):
     """A tool around another tool; it delegates everything that a subclass does not override.
 
@@ -185,6 +178,11 @@ class Wrapped(Tool):
     async def initial_message(self) -> Any:
         """Return the initial message of the live tool inside."""
         return await self.tool.initial_message()
+
+    @property
+    def unwrapped(self) -> Tool:
+        """The tool inside all wrappers."""
+        return self.tool.unwrapped
 
     @property
     def has_final_reward(self) -> bool:
