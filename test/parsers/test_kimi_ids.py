@@ -1,5 +1,7 @@
 """Ids of Kimi K2 that do not have the form of its guide, but name the tool."""
 
+from typing import Any
+
 import pytest
 from helpers.read_message import read_message
 
@@ -48,7 +50,8 @@ def test_an_id_that_begins_with_functions_names_the_tool(ident: str, knows: bool
 def test_an_id_without_prefix_and_number_is_read_if_it_is_the_name_of_a_known_tool(ident: str):
     (call,) = read_message("kimi_k2", section(ident), tools=TOOLS).calls
     assert (call.tool, call.args, call.error, call.notes) == ("search", {"q": "x"}, None, ("odd_id",))
-    for tools in (None, {}, {"other": {}}):
+    unknown: list[Any] = [None, {}, {"other": {}}]
+    for tools in unknown:
         (call,) = read_message("kimi_k2", section(ident), tools=tools).calls
         assert (call.tool, call.error and call.error.code) == ("", "bad_id")
 
