@@ -286,8 +286,8 @@ class TestGemma4(ParserContract):
     parser = get_parser("gemma4")
     markers = (
         "<|tool_call>", "<tool_call|>", "<|tool_call>call:f{", "call:f", "{a:", '<|"|>', ",b:1.5", "[",
-        "true}", "None", "<|channel>thought\n", "<|channel>", "<channel|>", "<|tool_response>",
-        "<tool_response|>", "<turn|>",
+        "true}", "None", "a=", "{{a:", "}}", "<|channel>thought\n", "<|channel>", "<channel|>",
+        "<|tool_response>", "<tool_response|>", "<turn|>",
     )  # fmt: skip
     malformed = (
         "<|tool_call>",
@@ -299,7 +299,7 @@ class TestGemma4(ParserContract):
         "<|tool_call>call:f(a:1)<tool_call|>",
         "<|tool_call>f{a:1}<tool_call|>",
         '<|tool_call>{"name": "f", "arguments": {}}<tool_call|>',
-        '<|tool_call>call:f{"a": 1}<tool_call|>',
+        '<|tool_call>call:f{"a": "x" y}<tool_call|>',
         "<|tool_call>call:f{a:1",
         "<|tool_call>call:f{a:1<tool_call|>",
         "<|tool_call>call:f{a:1}} <tool_call|>",

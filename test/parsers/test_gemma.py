@@ -5,6 +5,7 @@ import re
 
 import pytest
 from helpers.call_outcomes import outcomes
+from helpers.read_message import read_message
 
 from torchrl_agentic import tool
 from torchrl_agentic.messages import ParsedCall, ToolResult
@@ -66,13 +67,66 @@ def test_lossless_fixes_are_applied_and_noted(text, note):
     assert (call.tool, call.args, call.notes) == ("f", {"a": None, "b": True}, (note,))
 
 
+DEVIATIONS = [
+    ("""a:['x', "y", 3]""", {"a": ["x", "y", 3]}, ("plain_quotes",)),
+    ("""a:"x, ']}",b:{"c d": ''}""", {"a": "x, ']}", "b": {"c d": ""}}, ("plain_quotes",)),
+    (r"""a:["\"\u00e9\\",'\'\n\\']""", {"a": ['"é\\', "'\n\\"]}, ("plain_quotes",)),
+    (f"a=1,b = [true],c={Q}x=y:z{Q}", {"a": 1, "b": [True], "c": "x=y:z"}, ("equals_sign",)),
+    ("a='x',\"b\"=2", {"a": "x", "b": 2}, ("equals_sign", "plain_quotes")),
+    (f"a:{{b={Q}x{Q}}},c=null", {"a": {"b": "x"}, "c": None}, ("equals_sign",)),
+    ("{a:1}", {"a": 1}, ("doubled_braces",)),
+    (" {a:[{b:2}]} ", {"a": [{"b": 2}]}, ("doubled_braces",)),
+    ("{}", {}, ("doubled_braces",)),
+    ("{'a'={\"b\":1}}", {"a": {"b": 1}}, ("plain_quotes", "equals_sign", "doubled_braces")),
+]
+
+
+@pytest.mark.parametrize(("body", "args", "notes"), DEVIATIONS)
+@pytest.mark.parametrize("parser", [GEMMA, FUNCTION])
+def test_strings_signs_and_braces_of_other_syntaxes_are_read_and_noted(parser, body, args, notes):
+    opener, text = parser.openers[0], body.replace(Q, parser.quote)
+    result = read_message(
+        parser.name, f"{opener}call:f{{{text}}}{parser.closer}{opener}call:g{{}}{parser.closer}"
+    )
+    assert outcomes(result) == [("f", args), ("g", {})]
+    assert (sorted(result.calls[0].notes), result.calls[1].notes) == (sorted(notes), ())
+
+
+@pytest.mark.parametrize("body", ["a:['x", 'a:"x\\', "a='x", "{a:'", "{a:1", "{a:1}", "a=", "'a"])
+def test_an_unclosed_deviation_does_not_hide_the_call_behind_it(body):
+    text = f"<|tool_call>call:f{{{body}"
+    assert [bool(call.error) for call in read_message("gemma4", text).calls] == [True]
+    result = read_message("gemma4", f"{text}<tool_call|>{GO}")
+    assert outcomes(result)[1:] == [("go", {"to": "Rome"})]
+    assert result.calls[0].error
+
+
+def test_a_closer_in_the_name_of_an_argument_does_not_end_a_malformed_call():
+    text = f"<|tool_call>call:f{{{Q}<tool_call|>{GO}{Q} 1}}<tool_call|>{GO}"
+    assert outcomes(read_message("gemma4", text)) == ["not_literal", ("go", {"to": "Rome"})]
+
+
+@pytest.mark.parametrize(("body", "args"), [("a=b:1", {"a=b": 1}), ("a = b : 1,=:2", {"a = b": 1, "=": 2})])
+def test_an_equals_sign_before_a_colon_is_part_of_the_name(body, args):
+    (call,) = GEMMA.parse(wrapped(body)).calls
+    assert (call.args, call.notes) == (args, ())
+
+
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
         (wrapped("place:Rome"), "not_literal", "expecting a string between"),
         (wrapped("place:Rome, Italy"), "not_literal", "expecting a string between"),
-        (wrapped("'a':1"), "not_literal", "the name of an argument, without quotes"),
-        (wrapped("a=1"), "not_literal", "expecting ':'"),
+        (wrapped("a 1"), "not_literal", "expecting the name of an argument and ':'"),
+        (wrapped("=1"), "not_literal", "expecting the name of an argument and ':'"),
+        (wrapped("a=b=1"), "not_literal", "expecting a string between"),
+        (wrapped("a:['it's']"), "not_literal", "expecting ',' or ']'"),
+        (wrapped("a:['x\ny']"), "not_literal", "a line break"),
+        (wrapped('a:["\\q"]'), "not_literal", "an invalid escape"),
+        (wrapped("a:['x]"), "unclosed", "a string has no ' at its end"),
+        ("<|tool_call>call:f{{a:1}<tool_call|>", "not_literal", "expecting '}', as two braces"),
+        (wrapped("{a:1},b:2"), "not_literal", "expecting '}', as two braces"),
+        (wrapped("{{a:1}}"), "not_literal", "expecting the name of an argument"),
         (wrapped("a:1;b:2"), "not_literal", "expecting a string between"),
         (wrapped(f"a:{Q}1{Q}b:2"), "not_literal", "expecting ',' or '}'"),
         (wrapped("a:[1 2]"), "not_literal", "expecting a string between"),
@@ -178,6 +232,8 @@ def test_streaming_in_pieces_equals_parsing_the_whole(parser):
         "<|tool_call>" * 100_000,
         "<|tool_call>call:f{a:" * 50_000,
         f"<|tool_call>call:f{{a:{Q}" * 50_000,
+        "<|tool_call>call:f{a:'" * 50_000,
+        "<|tool_call>call:f{a='" + "\\'" * 200_000,
         f"<|tool_call>call:f{{a:{Q}{Q}" * 50_000 + "<tool_call|>",
         "<|tool_call>call:f{a:[[[[<tool_call|>" * 20_000,
         wrapped("a:" + "[{b:" * 200_000),

@@ -24,7 +24,7 @@ from torchrl_agentic.parsers.engine.reasoning import opens_thought
 _SHORT = 4096
 _SIGNS_OF_CALLS = ("{", "</", '="', "<function=")
 """Strings that occur in calls of some dialect, but not in prose between two markers."""
-_PROSE = re.compile(r"""[^\w{}\[<>(=]*+(?:[^\W\d_][\w'’-]*+[,;.!?"'`”»]*+\s++[^\W_]|(?![!-~])[^\W\d_])""")
+PROSE = re.compile(r"""[^\w{}\[<>(=]*+(?:[^\W\d_][\w'’-]*+[,;.!?"'`”»]*+\s++[^\W_]|(?![!-~])[^\W\d_])""")
 """The beginning of prose: two words, or a letter that is not ASCII."""
 _NAME = re.compile(r"[\w.:/-]*\w")
 ReasoningPolicy: TypeAlias = Literal["text", "error", "execute"]
@@ -383,7 +383,7 @@ class TextScanner(ToolCallParser):
     def _is_prose(self, reader: Reader, start: int, end: int) -> bool:
         """Return whether the text after an opener is prose rather than a malformed call."""
         text = reader.text[start:end]
-        if _PROSE.match(text) is not None:
+        if PROSE.match(text) is not None:
             return True
         if any(sign in text for sign in "{}[]<>=()"):
             return False

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeAlias, cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
+from torchrl_agentic.parsers.base import Limits
 from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
-from torchrl_agentic.parsers.engine.json_text import check_size
+from torchrl_agentic.parsers.engine.json_text import check_size, decode_any
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
+from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
 
 # Text without delimiters of a string: the name of an argument, a number, a constant.
@@ -30,8 +32,10 @@ class Gemma4Parser(JSONTextParser):
         <|tool_call>call:f{k:<|"|>text<|"|>,n:3,more:{flag:true}}<tool_call|>
 
     Strings have no escapes between their delimiters; names of arguments need no delimiters. `None` is read as
-    null and noted, because older chat templates write it. With `tolerance="lenient"` a bare word is read as a
-    string. Source: the chat templates of Gemma 4.
+    null and noted, because older chat templates write it. Three deviations that the models write are read and
+    noted too: strings in the quotes of JSON or Python, `=` after the name of an argument, and doubled braces
+    around the arguments. With `tolerance="lenient"` a bare word is read as a string. Source: the chat
+    templates of Gemma 4.
 
     Attributes:
         quote: Delimiter before and after a string.
@@ -86,7 +90,14 @@ class Gemma4Parser(JSONTextParser):
     def _call(
         self, reader: Reader, brace: int, notes: tuple[str, ...]
     ) -> Incremental[tuple[PartialCall, int]]:
-        args, end, more = yield from self._arguments(reader, brace)
+        inner = yield from self._next(reader, brace + 1)
+        is_doubled = reader.text[inner] == "{"
+        args, end, more = yield from self._arguments(reader, inner if is_doubled else brace)
+        if is_doubled:
+            end = yield from self._next(reader, end)
+            if reader.text[end] != "}":
+                raise CallParseError("not_literal", "expecting '}', as two braces open the arguments", end)
+            end, more = end + 1, (*more, "doubled_braces")
         check_size(reader.text, brace, end, self.limits)
         end, unclosed = yield from self.tail(reader, end)
         return PartialCall(args=args, notes=(*notes, *more, *unclosed)), end
@@ -104,7 +115,8 @@ class Gemma4Parser(JSONTextParser):
             inside, key = opened[-1], ""
             if is_next or reader.text[at] != _end(inside):
                 if isinstance(inside, dict):
-                    key, at = yield from self._key(reader, at)
+                    key, at, note = yield from self._key(reader, at)
+                    notes.update(dict.fromkeys(note))
                 if reader.text[at] in "{[":
                     if len(opened) >= self.limits.depth:
                         reason = f"its values are nested deeper than {self.limits.depth}"
@@ -134,25 +146,26 @@ class Gemma4Parser(JSONTextParser):
             raise CallParseError("unclosed", "the message ends inside the call", at)
         return at
 
-    def _key(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
-        """Read the name of an argument; return it and the start of its value."""
-        if (yield from reader.which((self.quote,), at)):
-            key, end = yield from self._string(reader, at)
-        else:
-            end = yield from self._bare_end(reader, at)
-            key = reader.text[at:end].strip()
-            if not key:
-                raise CallParseError("not_literal", "expecting the name of an argument, without quotes", at)
-        end = yield from self._next(reader, end)
-        if reader.text[end] != ":":
-            raise CallParseError("not_literal", "expecting ':' after the name of an argument", end)
-        return key, (yield from self._next(reader, end + 1))
+    def _key(self, reader: Reader, at: int) -> Incremental[tuple[str, int, tuple[str, ...]]]:
+        """Read the name of an argument; return it, the start of its value, and notes."""
+        quoted = yield from self._quoted(reader, at)
+        end = quoted[1] if quoted else (yield from self._bare_end(reader, at))
+        notes = quoted[2] if quoted else ()
+        sign = yield from self._next(reader, end)
+        if reader.text[sign] != ":":
+            # A name without quotes may contain the sign, so it ends there only if no colon follows it.
+            sign = reader.text.find("=", end if quoted else at, sign + 1)
+            notes = (*notes, "equals_sign")
+        key = quoted[0] if quoted else reader.text[at : min(sign, end)].strip()
+        if sign < 0 or not (quoted or key):
+            raise CallParseError("not_literal", "expecting the name of an argument and ':' after it", end)
+        return key, (yield from self._next(reader, sign + 1)), notes
 
     def _scalar(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
         """Read a string, a number or a constant; return it, its end, and notes."""
-        if (yield from reader.which((self.quote,), at)):
-            value, end = yield from self._string(reader, at)
-            return value, end, ()
+        quoted = yield from self._quoted(reader, at)
+        if quoted is not None:
+            return quoted
         end = yield from self._bare_end(reader, at)
         word = reader.text[at:end].strip()
         if word in _CONSTANTS:
@@ -166,6 +179,36 @@ class Gemma4Parser(JSONTextParser):
         if self.tolerance == "lenient":
             return word, end, ("bare_string",)
         raise CallParseError("not_literal", f"expecting a string between {self.quote} and {self.quote}", at)
+
+    def _quoted(self, reader: Reader, at: int) -> Incremental[tuple[str, int, tuple[str, ...]] | None]:
+        """Read a string; return it, its end, and notes, or None if no string begins at the place."""
+        if (yield from reader.which((self.quote,), at)):
+            return (*(yield from self._string(reader, at)), ())
+        if reader.text[at] in "\"'":
+            return (*(yield from self._plain_string(reader, at)), ("plain_quotes",))
+        return None
+
+    def _plain_string(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
+        """Read a string in the quotes of JSON or Python; return it and its end.
+
+        A marker ends the search, so that an apostrophe does not hide the calls behind it.
+        """
+        quote, end, is_escaped = reader.text[at], at, True
+        markers = (quote, self.closer, *self.openers, *self.turn_end)
+        while is_escaped:
+            begin = end + 1
+            end, marker = yield from reader.find_first(markers, begin)
+            if marker != quote:
+                raise CallParseError("unclosed", f"a string has no {quote} at its end", at)
+            between = reader.text[begin:end]
+            is_escaped = (len(between) - len(between.rstrip("\\"))) % 2 == 1
+        text = reader.text[at : end + 1]
+        try:
+            read = decode_any if quote == '"' else _python_string
+            return cast("str", read(text, self.limits)), end + 1
+        except CallParseError:
+            reason = f"a string in plain quotes has an invalid escape or a line break, expecting {self.quote}"
+            raise CallParseError("not_literal", reason, at) from None
 
     def _string(self, reader: Reader, at: int) -> Incremental[tuple[str, int]]:
         """Read a string; return it and its end."""
@@ -271,6 +314,10 @@ def _put(inside: _Inside, key: str, value: JSON) -> None:
         inside[key] = value
     else:
         inside.append(value)
+
+
+def _python_string(text: str, limits: Limits) -> JSON:
+    return LiteralReader(text, limits).value(0)[0]
 
 
 def _number(word: str, at: int) -> int | float:

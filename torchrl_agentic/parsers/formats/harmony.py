@@ -12,12 +12,13 @@ from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arg
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.text_parser import TextParser
-from torchrl_agentic.parsers.engine.text_scanner import ReasoningPolicy, any_of
+from torchrl_agentic.parsers.engine.text_scanner import PROSE, ReasoningPolicy, any_of
 from torchrl_agentic.parsers.engine.typed_values import only_string
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 _FUNCTIONS = "functions."
+_ROLES = ("assistant", "user", "system", "developer", "tool")
 _CHANNEL = re.compile(r"<\|channel\|>\s*+(\w++)")
 _RECIPIENT = re.compile(r"(?:\A|\s|\|>)to=([^\s<]++)")
 _ROLE = re.compile(r"<\|start\|>\s*+([^\s<]++)")
@@ -145,6 +146,9 @@ class HarmonyParser(TextParser):
         if again >= 0 and (body < 0 or again < body):
             body, marker = again, START
         header = Header.read(reader.text[begin : body if body >= 0 else len(reader.text)])
+        if header.role not in _ROLES and self._is_word(reader, place, body):
+            reader.note("opener_in_text")
+            return place + len(START)
         if marker != MESSAGE:
             end = body if body >= 0 else len(reader.text)
             if not header.is_call or header.is_draft:
@@ -176,6 +180,17 @@ class HarmonyParser(TextParser):
                 reader.note("forged_turn")
             return (yield from self.end_of_text(reader))
         return end + len(closer)
+
+    def _is_word(self, reader: Reader, place: int, end: int) -> bool:
+        """Return whether a marker before `end` is `<|start|>` as a word of the text.
+
+        Prose must follow it, up to the channel of a message.
+        """
+        channel = reader.seek(CHANNEL, place)
+        if not reader.at(START, place) or not 0 <= channel < end:
+            return False
+        text = reader.text[place + len(START) : channel]
+        return PROSE.match(text) is not None and _RECIPIENT.search(text) is None
 
     def _body_end(self, reader: Reader, body: int, *, is_text: bool = False) -> Incremental[tuple[int, str]]:
         """Return the end of a message's body and the marker that closes it.
