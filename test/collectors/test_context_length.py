@@ -65,7 +65,7 @@ def test_a_result_that_can_never_fit_is_not_encoded_as_a_whole():
         ((trajectory,),) = collector.trajectories()
     assert (trajectory.reason, trajectory.truncated) == ("max_trajectory_tokens", True)
     assert trajectory.ledger is not None
-    assert 512 < len(trajectory.ledger) < 2**16
+    assert len(trajectory.ledger) == 512
     assert trajectory.turns[0].outcome.results[0].text == "x" * 2**20
     assert trajectory.messages[-1].text == "x" * len(trajectory.messages[-1].text)
     assert trajectory.token_drift == 0

@@ -84,7 +84,7 @@ def test_numbers_of_every_kind_are_scores(value):
 
 @pytest.mark.parametrize("value", [None, "1", b"1", [1.0], {}, np.array([1, 2]), torch.zeros(2)])
 def test_other_values_are_no_scores(value):
-    with pytest.raises(TypeError, match="a reward is a number, a bool or a Score; got"):
+    with pytest.raises(TypeError, match="a reward is a number, a bool, or an array or tensor with one; got"):
         Score.of(value)
 
 

@@ -1,6 +1,5 @@
 """What an engine samples from, and the warning if a loss would be biased."""
 
-import logging
 from typing import Any
 
 import pytest
@@ -72,9 +71,12 @@ def test_a_collector_warns_once_of_a_distribution_that_no_policy_has(
 
 
 @pytest.mark.parametrize("sampling", [None, {"temperature": 3}, Sampling(), Sampling(0.5, 0.5)])
-def test_a_collector_does_not_warn_of_a_temperature(sampling: Any, caplog: pytest.LogCaptureFixture):
+def test_a_collector_names_a_temperature_but_warns_of_no_batch(
+    sampling: Any, caplog: pytest.LogCaptureFixture
+):
     batches = sampled_with(sampling)
-    assert not caplog.records
+    assert caplog.text.count("temperature: the engine samples at 0.5") == (sampling == Sampling(0.5, 0.5))
+    assert "a batch for training" not in caplog.text
     for batch in batches:
         assert (("collector", "temperature") in batch[0].keys(True)) == isinstance(sampling, Sampling)
 
@@ -85,7 +87,7 @@ def test_a_policy_for_training_warns_once_of_a_batch_at_another_temperature(
 ):
     batch = sampled_with(Sampling(0.5, 0.5))[0]
     tiny = load_tiny()[0]
-    caplog.set_level(logging.WARNING)
+    caplog.clear()
     right = training_policy(tiny, tokenizer(), temperature=0.5)
     right(batch.copy())
     assert not caplog.records

@@ -305,8 +305,18 @@ def test_equal_rewards_of_a_collector_of_torchrl_have_no_advantages(tokenizer, r
     assert batch_metrics(batch)["groups/mixed"] == 0.0
 
 
+class HugeReward(UserReward):
+    """A reward of a user's own that is infinite in float32."""
+
+    def _step(self, tensordict, next_tensordict):
+        next_tensordict = super()._step(tensordict, next_tensordict)
+        return next_tensordict.set("reward", next_tensordict["reward"] * 1e39)
+
+
 def test_a_reward_that_float32_cannot_hold_makes_no_batch(tokenizer):
-    rewards = AnswerRewardTransform(lambda answer, truth: True, right=1e39)
+    with pytest.raises(ValueError, match=r"right must be finite and at most 3\.4028e\+38"):
+        AnswerRewardTransform(lambda answer, truth: True, right=1e39)
+    rewards = HugeReward((1, 1))
     collector = collector_of(tokenizer, small_model(tokenizer), [rewards], yield_completed_trajectories=True)
     try:
         with pytest.raises(ValueError, match=r"at most 3\.4028e\+38 in size"):

@@ -1,5 +1,6 @@
 """Loggers continue the run that is resumed, and end no training."""
 
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchrl.record.loggers import CSVLogger
 
@@ -26,6 +27,7 @@ def test_a_resumed_run_of_weights_and_biases_keeps_its_id(tmp_path, monkeypatch)
         assert logger.experiment.name == "run"
         ids.append(logger.experiment.id)
         logger.experiment.finish()
+    wandb.teardown()  # else its service runs as long as this process
     assert ids[0] == ids[1] != ids[2]
     assert len(list((tmp_path / "run").rglob("*.wandb"))) == 3
 

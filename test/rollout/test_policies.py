@@ -77,9 +77,17 @@ def roll(env, policy, turns=3):
     return steps
 
 
+def endings(tokenizer):
+    """Return every 30th token: if they end answers, those of a model that knows nothing are not cut off."""
+    return [token for token in range(1, len(tokenizer), 30) if token != tokenizer.pad_token_id]
+
+
 @pytest.fixture(scope="module")
 def steps(tokenizer, model):
-    return roll(env_of(tokenizer), agent_policy(model, tokenizer, max_new_tokens=12))
+    torch.manual_seed(0)
+    ends = endings(tokenizer)
+    policy = agent_policy(model, tokenizer, max_new_tokens=400, stop_token_ids=ends)
+    return roll(env_of(tokenizer, stop_token_ids=ends), policy)
 
 
 def test_log_probs_are_those_that_the_model_gives_these_ids(tokenizer, model, steps):
@@ -132,7 +140,8 @@ def test_a_policy_is_trained_at_the_temperature_that_it_was_sampled_at(tokenizer
 
 def test_log_probs_of_a_policy_are_those_among_the_tokens_that_top_p_leaves(tokenizer, model):
     only_one = agent_policy(model, tokenizer, max_new_tokens=6, top_p=1e-6)
-    batch = trajectory_batch(roll(env_of(tokenizer), only_one))
+    env = env_of(tokenizer)
+    batch = trajectory_batch(env.step(only_one(begin(env))))  # its answers are cut off
     for row in batch.unbind(0):
         assert not row["log_probs", "full"][row["masks", "all_assistant_mask"]].any()
     assert only_one.sampling.others == "top_p=1e-06"
@@ -219,11 +228,15 @@ def test_history_mode_needs_no_turn_tokenizer_and_escapes_control_tokens(tokeniz
 def test_collectors_give_whole_trajectories_with_ledgers(tokenizer, model):
     def make():
         compose = ToolCompose([add])
-        turns = TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
+        turns = TurnTokenizer(
+            tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable", stop_token_ids=ends
+        )
         return dataset_env(2, compose, EndTrajectory(max_turns=2), turns)
 
+    ends = endings(tokenizer)
+    policy = agent_policy(model, tokenizer, max_new_tokens=400, stop_token_ids=ends)
     collector = LLMCollector(
-        make(), policy=agent_policy(model, tokenizer, max_new_tokens=4), dialog_turns_per_batch=2,
+        make(), policy=policy, dialog_turns_per_batch=2,
         total_dialog_turns=8, yield_completed_trajectories=True,
     )  # fmt: skip
     try:

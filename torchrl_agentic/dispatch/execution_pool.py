@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.ray_actor import is_initialised
+from torchrl_agentic.sandbox.cancellation import run_to_completion
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,6 +206,9 @@ class _Processes(_Workers):
             found = await anyio.to_process.run_sync(
                 _call, _pack(function), cancellable=True, limiter=self._limiters[loop]
             )
+        except asyncio.CancelledError as error:
+            await run_to_completion(_end_starting_worker(error))
+            raise
         except anyio.BrokenWorkerProcess as error:
             cause = error.__cause__
             reason = "" if cause is None else f": {cause or type(cause).__name__}"
@@ -212,6 +217,16 @@ class _Processes(_Workers):
 
     async def close(self) -> None:
         self._limiters.clear()
+
+
+async def _end_starting_worker(error: BaseException) -> None:
+    """End the worker of a call that was cancelled while it started, which anyio forgets with its pipes."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        process: Any = frame.f_locals.get("process")
+        is_anyios = frame.f_globals.get("__name__") == "anyio.to_process"
+        if is_anyios and process is not None and process.returncode is None:
+            process.kill()
+            await process.aclose()
 
 
 _UNGUARDED = (

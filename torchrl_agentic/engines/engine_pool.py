@@ -59,7 +59,6 @@ class EnginePool:
         max_concurrent: Number of requests that all engines work on at once, lost ones included.
         context_length: The shortest context of the engines; None if none of them knows it.
         stop_token_ids: Ids that end an answer of any of the engines.
-        temperature: Sampling temperature of all engines; None if they differ, or do not say it.
         can_resume: Whether all engines can resume answers.
         takes_media: Whether all engines take images and videos.
         sampling: The distribution that the engines sample from; None: unknown.
@@ -100,8 +99,6 @@ class EnginePool:
         self.max_concurrent = sum(limits)
         lengths = [getattr(engine, "context_length", None) for engine in self.engines]
         self.context_length: int | None = min((one for one in lengths if one is not None), default=None)
-        temperatures = {getattr(engine, "temperature", None) for engine in self.engines}
-        self.temperature: float | None = temperatures.pop() if len(temperatures) == 1 else None
         stops = (tuple[int, ...](getattr(engine, "stop_token_ids", ())) for engine in self.engines)
         self.stop_token_ids = tuple(dict.fromkeys(itertools.chain.from_iterable(stops)))
         self.can_resume = all(getattr(engine, "can_resume", True) for engine in self.engines)

@@ -16,6 +16,7 @@ from tensordict.utils import NestedKey
 from torchrl.data import Unbounded
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.errors import check_reward
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.tools.verl.graders import same_number
 from torchrl_agentic.transforms import history as border
@@ -221,6 +222,9 @@ class AnswerRewardTransform(Transform):
             first of `COLUMNS` that exists.
         right: Reward of a right answer.
         wrong: Reward of any other answer.
+
+    Raises:
+        ValueError: If a reward is not finite in float32.
     """
 
     def __init__(
@@ -232,6 +236,8 @@ class AnswerRewardTransform(Transform):
         wrong: float = 0.0,
     ) -> None:
         super().__init__()
+        check_reward("right", right)
+        check_reward("wrong", wrong)
         self.is_right, self.right, self.wrong = is_right, right, wrong
         self._has_warned = False
         self.columns = COLUMNS if column is None else (column,)

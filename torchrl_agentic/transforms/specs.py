@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
 from torchrl_agentic.dispatch import SessionRows
+from torchrl_agentic.errors import LARGEST_REWARD
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
 from torchrl_agentic.transforms.history import AgentHistory
 from torchrl_agentic.transforms.row_turn import RowTurn
@@ -121,7 +123,10 @@ def _count(columns: Mapping[str, list[float]], row: int, results: Sequence[ToolR
     columns["n_calls"][row] = len(results)
     columns["n_errors"][row] = errors
     columns["n_infra"][row] = sum(result.status is Status.INFRA for result in results) if errors else 0
-    columns["tool_reward"][row] = sum(result.reward or 0.0 for result in results)
+    reward = sum(result.reward or 0.0 for result in results)
+    is_known = abs(reward) <= LARGEST_REWARD
+    columns["no_verdict"][row] = not is_known
+    columns["tool_reward"][row] = reward if is_known else math.nan
     columns["tool_seconds"][row] = sum(result.timing.run_s for result in results if result.timing is not None)
 
 
