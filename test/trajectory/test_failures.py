@@ -527,3 +527,67 @@ def test_a_row_without_a_right_answer_costs_itself_only():
     assert (right.reward, unknown.reward, unknown.columns["no_verdict"]) == (1.0, None, True)
     right, unknown = in_collector(parts, rows, [[Answer("42")], [Answer("42")]])
     assert (right.reward, unknown.failure) == (1.0, "reward")
+
+
+@pytest.mark.parametrize(
+    "answers", [[PLAY, Answer(call("stop"))], [Answer(call("stop"))]], ids=["later", "at once"]
+)
+def test_a_user_scores_the_world_that_the_tools_used_also_after_a_stop(answers):
+    """The world closes behind the user, and gives its final reward once."""
+    opened = []
+
+    class Judge(Interaction):
+        name = "judge"
+
+        @contextlib.asynccontextmanager
+        async def session(self, trajectory, *, worlds):
+            live = Judge()
+            live.moves = worlds["board"]
+            yield live
+
+        async def respond(self, messages):
+            return "go on"
+
+        async def score(self, messages):
+            return float(len(self.moves))
+
+    def make(hook):
+        compose = ToolCompose([StopTool()], recorder=hook)
+        compose.add_toolset(Board(lambda moves: 10.0 * len(moves) + 1, opening=lambda: opened.append(1)))
+        return Compose(
+            compose,
+            EndTrajectory(max_turns=4),
+            UserSimulator(Judge()),
+            TurnTokenizer(TOKENIZER, tools=compose.tools),
+            ToolRewardTransform(place="end"),
+        )
+
+    moves = len(answers) - 1
+    for seen in both(make, answers):
+        assert (seen.reason, seen.columns["user_final_score"], seen.reward) == (
+            "stop_tool",
+            moves,
+            10.0 * moves + 1,
+        )
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("value", [None, math.nan, 2, "yes"])
+def test_a_grader_says_yes_or_no_or_gives_no_verdict(value):
+    parts = parts_of(Game, lambda: AnswerRewardTransform(lambda answer, truth: value))
+    env, collector = both(parts, [DONE], {"answer": "42"})
+    assert (env.columns["no_verdict"], env.reward, collector.failure) == (True, None, "reward")
+
+
+def test_an_asynchronous_grader_is_refused():
+    async def is_right(answer, truth):
+        return False
+
+    with pytest.raises(TypeError, match="ordinary function"):
+        AnswerRewardTransform(is_right)
+
+
+def test_a_row_that_could_not_begin_has_no_reward_for_its_answer():
+    parts = parts_of(NOT_BEGUN["an initial message raises"], lambda: AnswerRewardTransform(lambda a, t: True))
+    env, collector = both(parts, [DONE], {"answer": "42"})
+    assert (env.reason, env.reward, collector.failure) == ("not_begun", None, "tool")

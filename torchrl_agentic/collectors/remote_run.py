@@ -173,6 +173,11 @@ class RemoteRun:
         if state.ledger is not None:
             self._ledger, self._n_tokens = state.ledger.copy(), len(state.ledger)
 
+    @property
+    def n_turns(self) -> int:
+        """Number of turns so far."""
+        return len(self._turns)
+
     async def run(self) -> Trajectory:
         """Run the trajectory on a worker, and compute its reward here.
 

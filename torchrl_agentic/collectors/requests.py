@@ -103,6 +103,7 @@ class Requests:
         self._failure: str | None = None
         self._log = FailureLog(logger)
         self._failing_since: float | None = None  # without an answer in between
+        self._n_failed = 0  # since then
 
     @property
     def version(self) -> int:
@@ -262,9 +263,10 @@ class Requests:
         """Raise EngineUnusable if the engine fails and has answered nothing for a long time."""
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:
-            self._failing_since = now
+            self._failing_since, self._n_failed = now, 0
+        self._n_failed += 1
         passed = now - self._failing_since
-        if passed >= OUTAGE_S:
+        if passed >= OUTAGE_S and self._n_failed > self._retries:
             raise EngineUnusable(
                 f"{type(self.engine).__name__} has answered no request for {passed:.0f} s; check that it "
                 f"runs and can be reached. The last error: {failure}"

@@ -730,7 +730,7 @@ class RolloutLoop:
             branch.index if branch and is_tree_lost else index,
             kind,
             type(root_error(error)),
-            is_overtaken=self._is_overtaken(run.phase),
+            is_overtaken=self._is_overtaken(run.phase, run.n_turns),
         )
         if verdict.action == "raise":
             self._fail(error, f"{verdict.reason}. {describe(error)} (trajectory {name}, {kind})")
@@ -756,10 +756,11 @@ class RolloutLoop:
             self._log.add(logging.ERROR, said, error, has_traceback=kind == "crash")
             self._drop(group)
 
-    def _is_overtaken(self, phase: Phase) -> bool:
-        """Return True if a trajectory that runs has come further than a phase."""
+    def _is_overtaken(self, phase: Phase, n_turns: int = 0) -> bool:
+        """Return True if a trajectory that runs has come further than this."""
         runs = (run for group in self._groups.values() for _, run in group.runs.values())
-        return any(_PHASES.index(run.phase) > _PHASES.index(phase) for run in runs)
+        place = _PHASES.index(phase), n_turns
+        return any((_PHASES.index(run.phase), run.n_turns) > place for run in runs)
 
     def _drop(self, group: Group) -> None:
         """Drop a group; the next one takes its place."""

@@ -77,6 +77,7 @@ class TokenSpeaker:
         key: Name of the trajectory.
         max_new_tokens: Upper bound on the tokens of one answer.
         written: Tokens of `messages` as another speaker wrote them, which this one continues; or None.
+        is_first: Whether the trajectory begins with `messages`, and no other speaker has answered in it.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class TokenSpeaker:
         key: str,
         max_new_tokens: int,
         written: TokenLedger | None = None,
+        is_first: bool = True,
     ) -> None:
+        del is_first
         assert agent.encoder is not None
         self._encoder = agent.encoder
         self._requests, self._key = requests, key
@@ -189,6 +192,7 @@ class MessageSpeaker:
         key: Name of the trajectory.
         max_new_tokens: Upper bound on the tokens of one answer.
         written: Tokens of `messages` as another speaker wrote them, which this one continues; or None.
+        is_first: Whether the trajectory begins with `messages`, and no other speaker has answered in it.
     """
 
     def __init__(
@@ -201,13 +205,14 @@ class MessageSpeaker:
         key: str,
         max_new_tokens: int,
         written: TokenLedger | None = None,
+        is_first: bool = True,
     ) -> None:
         self._messages = list(messages)
         self._requests, self._key = requests, key
         self._max_new_tokens = max_new_tokens
         shown = [tool for tool in agent.compose.tools if tools is None or tool.name in tools]
         self._tools = [tool.spec() for tool in shown]
-        self._has_answered = False
+        self._is_first = is_first
         self.cut_by, self.n_sampled, self.finish = "", 0, ""
 
     async def answer(self, on_ids: OnIds | None = None) -> Message:
@@ -229,11 +234,11 @@ class MessageSpeaker:
                 self._key,
             )
         except ContextExceeded as error:
-            if not self._has_answered:
+            if self._is_first:
                 raise InvalidTask(f"the prompt leaves no room for an answer: {error}") from error
             self.cut_by = "max_trajectory_tokens"
             message = Message("assistant", "", is_complete=False)
-        self._has_answered = True
+        self._is_first = False
         if not message.is_complete:
             self.cut_by = self.cut_by or "max_new_tokens"
         self.finish = "stop" if message.is_complete else "length"

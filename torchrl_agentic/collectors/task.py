@@ -265,7 +265,8 @@ class Trajectory:
     @property
     def is_cut(self) -> bool:
         """True if its last answer was cut off by a bound."""
-        return bool(self.turns) and not self.turns[-1].message.is_complete
+        last = self.turns[-1].message if self.turns else None
+        return last is not None and not (last.is_complete or last.refusal)
 
     @property
     def tool_seconds(self) -> float:

@@ -284,7 +284,7 @@ class TrajectoryRun:
         agent, session, source = self._agent, self._session, self._source
         tools = agent.dispatcher.tools
         session.data = read_row({**self._task.data}, tools)
-        if has_rows(tools) and not self._is_branch:
+        if has_rows(tools):
             rows = [row == session.row for row in range(agent.dispatcher.row_numbers.count)]
             await session.threads.run(lambda: reset_tools(tools, rows))
         if source is not None:
@@ -314,6 +314,7 @@ class TrajectoryRun:
             key=self._key,
             max_new_tokens=self._max_new_tokens,
             written=None if source is None else source.ledger,
+            is_first=source is None,
         )
         if source is None and speaker.is_full:
             raise InvalidTask(f"the prompt of task {self._task.name!r} leaves no room for an answer")
@@ -423,7 +424,7 @@ class TrajectoryRun:
                     "tool", began, began + result.timing.run_s, name=call.tool, turn=session.turn - 1,
                     status=result.status.name,
                 )  # fmt: skip
-        if any(result.stop for result in results):
+        if self._user is None and any(result.stop for result in results):
             await session.finish()
         return results
 
@@ -451,7 +452,7 @@ class TrajectoryRun:
             self._end("stop_tool", terminated=True)
         if message.refusal:
             self._end("refused", terminated=True)
-        if speaker.cut_by:
+        elif speaker.cut_by:
             self._end(speaker.cut_by, truncated=True)
         elif self._agent.when_no_calls and not has_calls:
             self._end("no_calls", terminated=True)
@@ -554,13 +555,20 @@ class TrajectoryRun:
             if self._user is not None:
                 await self._user.close()
         finally:
-            await (self._session.finish() if has_ended else self._session.close())
+            await (self._session.finish() if has_ended else self._session.close(judge=False))
+
+    @property
+    def n_turns(self) -> int:
+        """Number of turns so far."""
+        return len(self._turns)
 
     def _check_verdicts(self) -> None:
         """Raise the error of a tool that has no final reward."""
-        for name, error in self._session.verdict_errors.items():
+        errors = self._session.verdict_errors
+        for error in errors.values():
             if isinstance(error, InvalidTask):
                 raise error
+        for name, error in errors.items():
             what = f"the final reward of {name} in {self.name}"
             raise RewardError(f"{what}: {type(error).__name__}: {error}") from error
 

@@ -35,6 +35,11 @@ class Run(Protocol):
     name: str
     phase: Literal["task", "trajectory", "reward"]
 
+    @property
+    def n_turns(self) -> int:
+        """Number of turns so far."""
+        ...
+
     async def run(self) -> Trajectory:
         """Run the trajectory to its end, and compute its reward."""
         ...

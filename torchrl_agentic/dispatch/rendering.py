@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers import ToolCallParser
-from torchrl_agentic.parsers.base import with_tool_names
+from torchrl_agentic.parsers.base import escaped_call, with_tool_names
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def _messages(
     except Exception:
         logger.exception("parser %r cannot render (trajectory %s)", parser, trajectory)
         escape = parser.control_escaper.escape
-        named = [replace(call, tool=escape(call.tool), call_id=escape(call.call_id)) for call in calls]
+        named = [escaped_call(call, escape) for call in calls]
         rendered = with_tool_names(
             [
                 {"role": "tool", "content": escape(result.text), "tool_call_id": call.call_id}

@@ -75,7 +75,7 @@ class _Owner:
             async with self._opening() as live:
                 self.ready.set_result(live)
                 await self.closing.wait()
-                if _has_final_reward(self.opener, live):
+                if self.session.is_judged and _has_final_reward(self.opener, live):
                     await self._judge(live)
                 self.judged.set_result(None)
         except BaseException as error:
@@ -92,6 +92,8 @@ class _Owner:
     async def _judge(self, live: Any) -> None:
         """Store the final reward, or the error that left the trajectory without one."""
         limit = self.session.dispatcher.per_call_timeout
+        if not self.session.is_finished:  # the trajectory is given up, and nobody should wait for it
+            limit = CLOSE_GRACE_S if limit is None else min(limit, CLOSE_GRACE_S)
         asking = asyncio.create_task(self._final_reward(live))  # it may ignore its cancellation
         try:
             await asyncio.wait((asking,), timeout=limit)
@@ -236,6 +238,7 @@ class Session:
         begin_error: Error of a tool that could not open at the beginning, or whose initial message raised; or
             None.
         is_finished: Whether `finish` has been called.
+        is_judged: Whether tools are asked for their final rewards when the session closes.
         owns_row: Whether the dispatcher chose `row`, and frees it when the session closes.
         lingering: Tasks of cancelled calls that have not ended yet.
         cache: Results that other trajectories share with this one, or None.
@@ -253,6 +256,7 @@ class Session:
         self.verdict_errors: dict[str, BaseException] = {}
         self.begin_error: BaseException | None = None
         self.is_finished = False
+        self.is_judged = True
         self.owns_row = False
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
         self.cache: TrajectoryCache | None = None
@@ -349,8 +353,11 @@ class Session:
         """Open the worlds that the trajectory may use, and return them by the names of their toolsets.
 
         Raises:
+            RuntimeError: If the trajectory is finished.
             Exception: What opening one raises.
         """
+        if self.is_finished:
+            raise RuntimeError(f"the worlds of {self.trajectory} have closed")
         worlds = self.dispatcher.worlds(self.data.allows_later)
         opened = await asyncio.gather(*map(self.live, worlds))
         return dict(zip(map(world_name, worlds), opened, strict=True))
@@ -489,7 +496,8 @@ class Session:
     async def finish(self) -> None:
         """Close the session of a trajectory that has ended, after the final rewards of its tools.
 
-        What no call has opened is opened for its final reward. Later calls only close.
+        Open the tools and worlds that have a final reward and that no call has opened. Later calls only
+        close.
         """
         owed, was_finished, self.is_finished = self.owed, self.is_finished, True
         if self.begin_error is not None and not was_finished:
@@ -507,8 +515,13 @@ class Session:
         except BaseException as error:  # SystemExit too: it would end the loop that all share
             self.lose_verdict(_name(opener), error)
 
-    async def close(self) -> None:
-        """Close everything that is open, after cancelled calls have had a second to end."""
+    async def close(self, *, judge: bool = True) -> None:
+        """Close everything that is open, after cancelled calls have had a second to end.
+
+        Args:
+            judge: Whether the tools that are open are asked for their final rewards.
+        """
+        self.is_judged = judge
         if self.lingering:
             await asyncio.wait(set(self.lingering), timeout=1.0)
         owners, self._owners = self._owners, {}

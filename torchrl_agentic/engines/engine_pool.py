@@ -103,7 +103,8 @@ class EnginePool:
         self.stop_token_ids = tuple(dict.fromkeys(itertools.chain.from_iterable(stops)))
         self.can_resume = all(getattr(engine, "can_resume", True) for engine in self.engines)
         self.takes_media = all(getattr(engine, "takes_media", False) for engine in self.engines)
-        self.sampling = sampling_of(self.engines[0])
+        samplings = [sampling_of(engine) for engine in self.engines]
+        self.sampling = samplings[0] if samplings.count(samplings[0]) == len(samplings) else None
         self._stream = stream
         self._state = PoolState(
             limits,

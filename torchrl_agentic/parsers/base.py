@@ -243,8 +243,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         """
         pairs = zip(calls, results, strict=True)
         messages = [self.render_result(call.call_id, result) for call, result in pairs]
-        names = [replace(call, tool=self.control_escaper.escape(call.tool)) for call in calls]
-        return with_tool_names(messages, names)
+        return with_tool_names(messages, [escaped_call(call, self.control_escaper.escape) for call in calls])
 
     def structural_tag(
         self, tools: Tools, *, tool_choice: Literal["auto", "required"] = "auto", parallel: bool = True
@@ -313,12 +312,24 @@ def _escaping_all(render: Any) -> Callable[..., Any]:
         self: ToolCallParser, calls: Sequence[ParsedCall], results: Sequence[ToolResult]
     ) -> list[Mapping[str, JSON]]:
         escape = self.control_escaper.escape
-        named = [replace(call, tool=escape(call.tool), call_id=escape(call.call_id)) for call in calls]
+        named = [escaped_call(call, escape) for call in calls]
         texts = [result.text for result in results]
         clean = map(_with_text, results, texts, self.markup_escaper.together(texts))
         return with_tool_names(list(write(self, named, list(clean))), named)
 
     return escaped
+
+
+def escaped_call(call: ParsedCall, escape: Callable[[str], str]) -> ParsedCall:
+    """Return a call whose tool and id are escaped.
+
+    Args:
+        call: The call.
+        escape: Returns a text with its control tokens escaped.
+    """
+    tool, call_id = escape(call.tool), escape(call.call_id)
+    is_clean = tool == call.tool and call_id == call.call_id
+    return call if is_clean else replace(call, tool=tool, call_id=call_id)
 
 
 def _method(found: Any) -> Callable[..., Any]:

@@ -127,7 +127,7 @@ def group_batches(
         for step, row in _ended(some, [key]):
             if ("next", "reward") not in step.keys(True):
                 raise ValueError("these steps have no rewards: append a reward transform to the environment")
-            is_usable = row is not None and not bool(row["next", "reward"].isnan())
+            is_usable = row is not None and not bool(row["next", "reward"].isnan() or _has_failed(step))
             name = str(step[key])
             begun.setdefault(name, []).append(row if is_usable else None)
             if len(begun[name]) == group_size:
@@ -141,6 +141,12 @@ def group_batches(
         while len(whole) >= groups_per_batch:
             batch, whole = whole[:groups_per_batch], whole[groups_per_batch:]
             yield LazyStackedTensorDict(*(one for group in batch for one in group), stack_dim=0)
+
+
+def _has_failed(step: TensorDictBase) -> bool:
+    """Return True if the trajectory could not begin, or its simulated user failed."""
+    flags = (step.get(("next", specs.KEY, name), None) for name in ("not_begun", "user_error"))
+    return any(flag is not None and bool(flag.any()) for flag in flags)
 
 
 def _compared(group: list[TensorDictBase], number: int, sampling: Sampling | None) -> list[TensorDictBase]:

@@ -28,7 +28,7 @@ from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, reset_tools, visible_state
-from torchrl_agentic.transforms.early_ends import truncate_early
+from torchrl_agentic.transforms.early_ends import end_early
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stepped
 from torchrl_agentic.transforms.recordings import Recordings
 from torchrl_agentic.transforms.row_turn import (
@@ -60,11 +60,9 @@ class ToolCompose(ToolList):
     number above 0 that all steps of a trajectory share; `ended_by`, int64, an index into
     `transforms.specs.REASONS`. A tool that asks to stop sets `done` and `terminated` of its row.
 
-    Failures are flags, never numbers, also [*B, 1], bool: `no_verdict`, if a final reward raised, took too
-    long or was not finite, which makes `trajectory_reward` NaN; `not_begun`, if a tool could not open at the
-    reset or its initial message raised; `cut`, if the message was cut off, so that its calls do not run. The
-    last two truncate their row, with the reasons "not_begun" and "max_new_tokens" ("max_trajectory_tokens" if
-    the prompt left no room for more).
+    Failures are flags too: `no_verdict` if a final reward failed, so that `trajectory_reward` is NaN;
+    `not_begun` if a tool could not open at the reset; `cut` if the message was cut off, so that its calls do
+    not run. The last two truncate their row.
 
     A row whose trajectory has ended takes no part in later steps until it is reset, and stays `done`. If the
     environment loads a data set, its rows may hold `tools_kwargs` and `tool_selection`; see `RowData`.
@@ -111,6 +109,8 @@ class ToolCompose(ToolList):
     _rows: SessionRows[Recordings]
     _mask: torch.Tensor | None = None
     _warned_of_rewards: bool = False
+    has_user: bool = False
+    is_user_due: bool = False
 
     def __init__(
         self,
@@ -213,11 +213,9 @@ class ToolCompose(ToolList):
                 self.recordings.turn(record, len(rows[turn.row]))
         border.set_prompts(next_tensordict, rows)
         specs.write_report(next_tensordict, self._rows, turns, calls=self.report_calls)
-        self.end(truncate_early(tensordict, next_tensordict, turns), next_tensordict)
-        if any(result.stop for turn in turns for result in turn.results):
-            stopped = next_tensordict.get((specs.KEY, "stop_requested"))
-            for key in ("terminated", "done"):  # collectors look at "done" alone
-                next_tensordict.set(key, next_tensordict.get(key) | stopped)
+        has_ended = end_early(tensordict, next_tensordict, turns)
+        self.is_user_due = self.has_user
+        self.end(next_tensordict.get("done").reshape(-1).tolist() if has_ended else (), next_tensordict)
         return keep_ended(tensordict, next_tensordict)
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
@@ -287,11 +285,14 @@ class ToolCompose(ToolList):
     def end(self, rows: Sequence[bool], tensordict: TensorDictBase | None = None) -> None:
         """Finish the sessions of rows that are done, whoever has ended them.
 
+        A simulated user is heard and closed first, since it may act on the worlds of the tools.
+
         Args:
             rows: For each row of the flattened batch whether it is done.
             tensordict: The "next" of the step, [*B], to which the final rewards of tools are added, or None.
         """
-        self._rows.finish_rows(row for row, is_done in enumerate(rows) if is_done)
+        if not self.is_user_due:
+            self._rows.finish_rows(row for row, is_done in enumerate(rows) if is_done)
         if tensordict is not None:
             sessions = self._rows.sessions.items()
             self.recordings.read_reasons(tensordict)
@@ -302,6 +303,7 @@ class ToolCompose(ToolList):
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Close the rows that transforms behind this one have ended, and finish their recordings."""
         following = tensordict.get("next")
+        self.is_user_due = False
         self.end(following.get("done").reshape(-1).tolist())
         self.recordings.finish_done(following)
         return tensordict, tensordict_

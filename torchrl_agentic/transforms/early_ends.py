@@ -1,4 +1,4 @@
-"""End the rows whose trajectory could not begin, or whose answer was cut off."""
+"""End the rows that a tool stops, whose trajectory could not begin, or whose answer was cut off."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -14,10 +14,8 @@ from torchrl_agentic.transforms.row_turn import RowTurn
 from torchrl_agentic.transforms.specs import KEY, mark_ended, truncate, with_truncated
 
 
-def truncate_early(
-    tensordict: TensorDictBase, next_tensordict: TensorDictBase, turns: Sequence[RowTurn]
-) -> list[bool]:
-    """Truncate rows that could not begin, or whose answer was cut off, with their reasons.
+def end_early(tensordict: TensorDictBase, next_tensordict: TensorDictBase, turns: Sequence[RowTurn]) -> bool:
+    """End rows that a tool stops; truncate those that could not begin or whose answer was cut off.
 
     Args:
         tensordict: The root of the step, [*B].
@@ -25,13 +23,12 @@ def truncate_early(
         turns: Turns of the rows that took part in the step.
 
     Returns:
-        For each row of the flattened batch whether it was truncated.
+        True if a row has ended.
     """
     with_truncated(next_tensordict)
-    ended = [False] * next_tensordict.batch_size.numel()
-    for turn in turns:
-        ended[turn.row] = turn.is_cut or turn.session.begin_error is not None
-    if any(ended):
+    is_stopped = any(result.stop for turn in turns for result in turn.results)
+    is_cut = any(turn.is_cut or turn.session.begin_error is not None for turn in turns)
+    if is_cut:
         from torchrl_agentic.transforms.token_rows import out_of_room  # only few steps need it
 
         done = next_tensordict.get("done")
@@ -41,4 +38,8 @@ def truncate_early(
         mark_ended(next_tensordict, cut & full, "max_trajectory_tokens")
         mark_ended(next_tensordict, cut, "max_new_tokens")
         truncate(next_tensordict, cut | not_begun)
-    return ended
+    if is_stopped:
+        stopped = next_tensordict.get((KEY, "stop_requested"))
+        for key in ("terminated", "done"):  # collectors look at "done" alone
+            next_tensordict.set(key, next_tensordict.get(key) | stopped)
+    return is_cut or is_stopped

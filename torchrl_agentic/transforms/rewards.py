@@ -17,7 +17,9 @@ from torchrl.data import Unbounded
 from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.errors import check_reward
+from torchrl_agentic.messages import as_number
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.tools.signatures import is_async
 from torchrl_agentic.tools.verl.graders import same_number
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -148,13 +150,17 @@ def _weighted(tensordict: TensorDictBase, **weights: float) -> torch.Tensor:
 def add_reward(tensordict: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
     """Write a reward as [*B, 1, 1], or add it to the one that is there.
 
-    A reward that is not finite is unknown: it becomes NaN, and its row gets ("agentic", "no_verdict").
+    A reward that is not finite is unknown: it becomes NaN, and its row gets ("agentic", "no_verdict"). So is
+    that of a trajectory that could not begin, or whose user failed.
 
     Args:
         tensordict: The "next" of a step, [*B].
         reward: One number per row, [*B, 1].
     """
     is_known = reward.isfinite()
+    for name in ("not_begun", "user_error"):
+        if (failed := tensordict.get((specs.KEY, name), None)) is not None:
+            is_known = is_known & ~failed
     if not is_known.all():
         reward = reward.masked_fill(~is_known, math.nan)
         specs.mark_no_verdict(tensordict, ~is_known)
@@ -224,6 +230,7 @@ class AnswerRewardTransform(Transform):
         wrong: Reward of any other answer.
 
     Raises:
+        TypeError: If `is_right` is a coroutine function.
         ValueError: If a reward is not finite in float32.
     """
 
@@ -236,6 +243,8 @@ class AnswerRewardTransform(Transform):
         wrong: float = 0.0,
     ) -> None:
         super().__init__()
+        if is_async(is_right):
+            raise TypeError("is_right is an ordinary function, which returns True or False; got an async one")
         check_reward("right", right)
         check_reward("wrong", wrong)
         self.is_right, self.right, self.wrong = is_right, right, wrong
@@ -280,8 +289,14 @@ class AnswerRewardTransform(Transform):
         Args:
             answer: The last message of the model; its reasoning does not count.
             truth: The right answer.
+
+        Raises:
+            TypeError: If `is_right` returns neither True nor False.
         """
-        return self.right if self.is_right(answer.rpartition("</think>")[2], truth) else self.wrong
+        found = as_number(self.is_right(answer.rpartition("</think>")[2], truth), "the result of is_right")
+        if found not in (0.0, 1.0):
+            raise TypeError(f"is_right returns True or False; got {found}")
+        return self.right if found else self.wrong
 
     @property
     def _names(self) -> str:

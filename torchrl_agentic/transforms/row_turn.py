@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,13 +47,12 @@ class RowTurn:
     @property
     def is_cut(self) -> bool:
         """True if the message was cut off by a bound, so that its calls do not run."""
-        return self.message.role == "assistant" and not self.message.is_complete
+        message = self.message
+        return message.role == "assistant" and not (message.is_complete or message.refusal)
 
 
 def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence[Any]) -> None:
     """Run the calls of several rows concurrently, and store calls and results in their turns.
-
-    Sessions in which a tool asked for the end of the trajectory are finished before this returns.
 
     Args:
         dispatcher: Dispatcher of the sessions.
@@ -64,18 +62,8 @@ def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence
     for turn in turns:
         turn.calls = turn.session.begin_turn(turn.parsed.calls)
 
-    async def run_all() -> list[list[ToolResult]]:
-        batch = [(turn.session, turn.calls, state) for turn, state in zip(turns, states, strict=True)]
-        results = await dispatcher.run(batch)
-        over = [
-            turn.session
-            for turn, found in zip(turns, results, strict=True)
-            if any(result.stop for result in found)
-        ]
-        await asyncio.gather(*(session.finish() for session in over))
-        return results
-
-    for turn, results in zip(turns, run(run_all()), strict=True):
+    batch = [(turn.session, turn.calls, state) for turn, state in zip(turns, states, strict=True)]
+    for turn, results in zip(turns, run(dispatcher.run(batch)), strict=True):
         turn.results = results
 
 

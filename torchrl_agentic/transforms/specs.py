@@ -100,7 +100,7 @@ def write_report(
     for dtype, names in _BY_DTYPE.items():  # one tensor per type is cheaper than one per name
         made = torch.tensor([columns[name] for name in names], dtype=dtype, device=device)
         entries.update(zip(names, made.reshape(len(names), *shape, 1).unbind(0), strict=True))
-    written = TensorDict(entries, batch_size=shape, device=device)
+    written = TensorDict._new_unsafe(entries, batch_size=shape, device=device)  # pyright: ignore[reportPrivateUsage]  checks cost as much as the rest
     if calls:
         lists: dict[int, list[dict[str, JSON]]] = {}
         for turn in turns:

@@ -204,6 +204,7 @@ class UserSimulator(Transform):
             done = done | added
         next_tensordict.set("done", done)  # collectors look at "done" alone
         for compose in beside(self, ToolCompose):
+            compose.is_user_due = False
             compose.end(done.reshape(-1).tolist(), next_tensordict)
         return next_tensordict
 
@@ -219,6 +220,8 @@ class UserSimulator(Transform):
             ValueError: If a row names an unknown interaction, or the transforms are in the wrong order.
         """
         check_order(self, getattr(self.container, "transform", None))
+        for compose in beside(self, ToolCompose):
+            compose.has_user = True
         size = tensordict_reset.batch_size.numel()
         chosen, self._mask = reset_rows(tensordict, self._mask, size), None
         rows = [row for row in range(size) if chosen[row]]
