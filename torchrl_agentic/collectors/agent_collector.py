@@ -505,7 +505,7 @@ class AgentCollector(BaseCollector):
     async def _next(self, taken: list[Group]) -> None:
         """Add the groups of the next batch to a list; none after the last one.
 
-        The list keeps them if the waiting thread is interrupted before it hears of them.
+        The list keeps them if the waiting thread is interrupted before it can return them.
         """
         running = self._running
         is_elsewhere = running is not None and running.loop is not asyncio.get_running_loop()

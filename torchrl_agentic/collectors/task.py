@@ -99,7 +99,7 @@ def lookup(data: Mapping[str, Any], name: Any) -> Any:
 def check_tool_names(tasks: Iterable[Any], tools: Collection[str]) -> None:
     """Check that all tools that tasks, or rows of a data set, name exist.
 
-    What is no row, or has columns for tools of another shape, is left to those who read it.
+    Items that are not rows, and columns for tools that have another shape, are skipped.
 
     Args:
         tasks: `Task` objects or rows.

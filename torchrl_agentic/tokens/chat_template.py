@@ -342,7 +342,7 @@ class ChatTemplate:
         return tuple(itertools.takewhile(lambda token: token not in ends, found))
 
     def _said(self, chat: Chat) -> str | None:
-        """Return what stands behind the stub that ends a conversation, without the header of a next answer.
+        """Return the text behind the stub that ends a conversation, without the header of a next answer.
 
         None if the template rejects such a conversation, or omits the stub.
         """
