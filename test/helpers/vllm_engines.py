@@ -26,16 +26,17 @@ def prompt_of(text):
 PROMPTS = [prompt_of(question["query"]) for question in tiny_questions(8)]
 
 
-def own_log_probs(model, prompt, ids, *, temperature=1.0):
-    """Return the log-probabilities of an answer as transformers computes them."""
+def own_log_probs(model, prompt, ids, *, temperature=1.0, never=()):
+    """Return the log-probabilities of an answer as transformers computes them, if some ids are never sampled."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
+    logits[:, list(never)] = -torch.inf
     return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
 
-def gap(model, prompt, found, *, temperature=1.0):
+def gap(model, prompt, found, **options):
     """Return the largest difference between log-probabilities of an engine and of transformers."""
-    own = own_log_probs(model, prompt, found.ids, temperature=temperature)
+    own = own_log_probs(model, prompt, found.ids, **options)
     return (own - torch.tensor(found.log_probs)).abs().max().item()
 
 
