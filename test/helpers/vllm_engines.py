@@ -27,7 +27,7 @@ PROMPTS = [prompt_of(question["query"]) for question in tiny_questions(8)]
 
 
 def own_log_probs(model, prompt, ids, *, temperature=1.0, never=()):
-    """Return the log-probabilities of an answer as transformers computes them, if some ids are never sampled."""
+    """Return the log-probabilities of an answer as transformers computes them, without some ids."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
     logits[:, list(never)] = -torch.inf
