@@ -26,11 +26,10 @@ class NamedJSONParser(JSONTextParser):
     json_end: ClassVar[str] = ""
 
     @abstractmethod
-    def header(self, reader: Reader, text: str) -> PartialCall:
-        """Return a call without arguments: the name of the tool, the model's id of the call, and notes.
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Return the name of the tool and the model's id of the call, or None.
 
         Args:
-            reader: The message as read so far.
             text: Text between opener and separator.
 
         Raises:
@@ -51,17 +50,16 @@ class NamedJSONParser(JSONTextParser):
         if before != self.separator:
             raise CallParseError("missing_name", f"{self.separator.strip()} is missing", separator)
         try:
-            header = self.header(reader, reader.text[at:separator])
+            name, call_id = self.header(reader.text[at:separator])
         except CallParseError as error:
             error.at = at
             raise
         try:
             attempt, end = yield from self._arguments(reader, separator + len(self.separator))
         except CallParseError as error:
-            error.tool, error.call_id = header.tool, header.call_id
+            error.tool, error.call_id = name, call_id
             raise
-        attempt.tool, attempt.call_id = header.tool, header.call_id
-        attempt.notes = (*notes, *header.notes, *attempt.notes)
+        attempt.tool, attempt.call_id, attempt.notes = name, call_id, (*notes, *attempt.notes)
         reader.add(attempt, start, end)
         return end
 

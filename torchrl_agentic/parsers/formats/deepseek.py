@@ -7,8 +7,7 @@ from typing import ClassVar
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
-from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
-from torchrl_agentic.parsers.engine.reader import Reader
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _SEPARATOR = "<｜tool▁sep｜>"
 
@@ -36,12 +35,11 @@ class DeepSeekV31Parser(NamedJSONParser):
     result_tags = ("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
     shape = f'{section[0]}{openers[0]}tool name{_SEPARATOR}{{"argument": "value"}}{closer}{section[1]}'
 
-    def header(self, reader: Reader, text: str) -> PartialCall:
+    def header(self, text: str) -> tuple[str, str | None]:
         """Return the name of the tool."""
-        del reader
         if not text.strip():
             raise CallParseError("missing_name", "the call has no name")
-        return PartialCall(text.strip())
+        return text.strip(), None
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
@@ -72,15 +70,14 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
         f'```json\n{{"argument": "value"}}\n```{DeepSeekV31Parser.closer}{DeepSeekV31Parser.section[1]}'
     )
 
-    def header(self, reader: Reader, text: str) -> PartialCall:
+    def header(self, text: str) -> tuple[str, str | None]:
         """Return the name of the tool, after the type."""
-        del reader
         _, separator, name = text.partition(_SEPARATOR)
         if not separator or not name.strip():
             raise CallParseError(
                 "missing_name", f"the name must be between {_SEPARATOR} and {self.separator}"
             )
-        return PartialCall(name.strip())
+        return name.strip(), None
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""

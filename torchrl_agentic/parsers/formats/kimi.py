@@ -9,12 +9,10 @@ from typing import ClassVar
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
-from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
-from torchrl_agentic.parsers.engine.reader import Reader
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 _ID = re.compile(r"\s*+(?:functions\.)?+(?P<name>[^\s:]++):(?P<index>\d++)\s*+\Z")
-_ODD_ID = re.compile(r"\s*+(?P<prefix>functions\.)?+(?P<name>[^\s:]++)(?::\S*+)?+\s*+\Z")
 _OURS = re.compile(r"call_\d+_(\d+)")
 
 
@@ -25,9 +23,8 @@ class KimiK2Parser(NamedJSONParser):
         <|tool_call_end|><|tool_calls_section_end|>
 
     (Without the line break.) The id contains the tool's name and counts the calls of the conversation; ids
-    that are assigned here have the call's index in its message. An id without a number is read if it begins
-    with `functions.` or is the name of a known tool; it is noted and replaced. Source: the chat template and
-    the tool-call guide of Kimi K2.
+    that are assigned here have the call's index in its message. Source: the chat template and the tool-call
+    guide of Kimi K2.
     """
 
     name: ClassVar[str] = "kimi_k2"
@@ -43,15 +40,12 @@ class KimiK2Parser(NamedJSONParser):
     turn_end = ("<|im_end|>", "[EOS]")
     shape = f'{section[0]}{openers[0]}functions.name:0{separator}{{"argument": "value"}}{closer}{section[1]}'
 
-    def header(self, reader: Reader, text: str) -> PartialCall:
-        """Return the name in the id, and the id if it has a number."""
+    def header(self, text: str) -> tuple[str, str | None]:
+        """Return the name in the id, and the id."""
         match = _ID.match(text)
-        if match is not None:
-            return PartialCall(match["name"], call_id=text.strip())
-        odd = _ODD_ID.match(text)
-        if odd is None or not (odd["prefix"] or (reader.tools is not None and reader.knows(odd["name"]))):
+        if match is None:
             raise CallParseError("bad_id", "the id of a call must be functions.name:number")
-        return PartialCall(odd["name"], notes=("odd_id",))
+        return match["name"], text.strip()
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it.

@@ -8,8 +8,7 @@ from typing import ClassVar
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
-from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
-from torchrl_agentic.parsers.engine.reader import Reader
+from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _NAME, _NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
 _ARGUMENTS, _JSON = "<|plamo:begin_tool_arguments:plamo|>", "<|plamo:constrain|>json"
@@ -49,15 +48,14 @@ class Plamo3Parser(NamedJSONParser):
         f'{{"argument": "value"}}{json_end}{closer}{section[1]}'
     )
 
-    def header(self, reader: Reader, text: str) -> PartialCall:
+    def header(self, text: str) -> tuple[str, str | None]:
         """Read the name of the tool and the tags up to the JSON."""
-        del reader
         match = _HEADER.fullmatch(text)
         if match is None or not match[1].strip():
             raise CallParseError(
                 "missing_name", f"the name must be between {_NAME} and {_NAME_END}, then {_ARGUMENTS}"
             )
-        return PartialCall(match[1].strip())
+        return match[1].strip(), None
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it.
