@@ -268,14 +268,14 @@ def load_lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[s
 
     Args:
         package: Name of the package.
-        names: Names by the module of the package that defines them.
+        names: Names by the module that defines them, relative to the package; ".task" is in its parent.
     """
     module_of = {name: module for module, defined in names.items() for name in defined}
 
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value
 

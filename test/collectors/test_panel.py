@@ -7,7 +7,7 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from rich.console import Console
 
 from torchrl_agentic.collectors.panel import collector_panel, panel_of
-from torchrl_agentic.collectors.span import Span
+from torchrl_agentic.trajectory.span import Span
 
 
 @pytest.fixture

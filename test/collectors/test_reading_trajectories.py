@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic import Score, Status, Task
-from torchrl_agentic.collectors.score import is_async, score_with
 from torchrl_agentic.messages import Message
 from torchrl_agentic.testing import finished_trajectory
+from torchrl_agentic.trajectory.score import is_async, score_with
 
 PLAIN = st.text().filter(lambda text: "think>" not in text)
 

@@ -9,9 +9,9 @@ from helpers.record_strategies import record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter, read_timelines
 from torchrl_agentic.records import BadLine, Dump, Recorder, read_records
+from torchrl_agentic.trajectory.span import Span
 
 seconds = st.floats(-1e6, 1e9, allow_nan=False).map(lambda value: round(value, 6))
 texts = st.text(st.characters(), max_size=8)

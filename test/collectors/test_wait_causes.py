@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, Member, wait_causes
+from torchrl_agentic.trajectory.span import Span
 
 
 def engine(start, stop, **more):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.messages import Status
+from torchrl_agentic.trajectory.span import Span
 
 
 class SetClock:

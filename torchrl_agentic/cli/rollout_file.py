@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 import pydantic
 
 from torchrl_agentic.cli.eval_section import EvalSection
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.config import ConfigError, LoadedTools, Location, ToolsConfig, load_config_tools
 from torchrl_agentic.config.document import read_yaml
 from torchrl_agentic.config.sections import MultiTurnSection, read_section
@@ -19,6 +18,7 @@ from torchrl_agentic.messages import JSON, Fields, Message, fields_of
 from torchrl_agentic.rollout.dataset_item import DatasetItem, read_file
 from torchrl_agentic.rollout.load_tasks import load_tasks
 from torchrl_agentic.rollout.replay import Conversation
+from torchrl_agentic.trajectory.task import Task
 
 
 class ModelConfig(pydantic.BaseModel):

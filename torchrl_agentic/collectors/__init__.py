@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from torchrl_agentic.collectors.batching import group_advantage
     from torchrl_agentic.collectors.branching import Branching, BranchPoint
     from torchrl_agentic.collectors.failures import FailedTask
-    from torchrl_agentic.collectors.fork import Fork
     from torchrl_agentic.collectors.ray_workers import RayWorkers
     from torchrl_agentic.collectors.rollout_loop import CollectorError
-    from torchrl_agentic.collectors.score import Score, Scorer
     from torchrl_agentic.collectors.stats import CollectorStats
-    from torchrl_agentic.collectors.task import Task, Trajectory
     from torchrl_agentic.collectors.task_stream import Curriculum, Progress, TaskStream
-    from torchrl_agentic.collectors.tree_advantages import tree_advantage, tree_values
     from torchrl_agentic.collectors.workers import Workers
+    from torchrl_agentic.trajectory.fork import Fork
+    from torchrl_agentic.trajectory.score import Score, Scorer
+    from torchrl_agentic.trajectory.task import Task
+    from torchrl_agentic.trajectory.trajectory import Trajectory
+    from torchrl_agentic.trajectory.tree_advantages import tree_advantage, tree_values
 
 __all__ = [
     "AgentCollector",
@@ -51,13 +52,14 @@ __getattr__ = load_lazily(
         "branching": ("BranchPoint", "Branching"),
         "failures": ("FailedTask",),
         "ray_workers": ("RayWorkers",),
-        "fork": ("Fork",),
+        ".trajectory.fork": ("Fork",),
         "rollout_loop": ("CollectorError",),
-        "score": ("Score", "Scorer"),
+        ".trajectory.score": ("Score", "Scorer"),
         "stats": ("CollectorStats",),
-        "task": ("Task", "Trajectory"),
+        ".trajectory.task": ("Task",),
+        ".trajectory.trajectory": ("Trajectory",),
         "task_stream": ("Curriculum", "Progress", "TaskStream"),
         "workers": ("Workers",),
-        "tree_advantages": ("tree_advantage", "tree_values"),
+        ".trajectory.tree_advantages": ("tree_advantage", "tree_values"),
     },
 )

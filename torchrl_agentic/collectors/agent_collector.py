@@ -55,9 +55,7 @@ from torchrl_agentic.collectors.rollout_loop import (
     LoopOptions,
     RolloutLoop,
 )
-from torchrl_agentic.collectors.score import Score, Scorer, score_with
 from torchrl_agentic.collectors.stats import CollectorStats
-from torchrl_agentic.collectors.task import Trajectory, check_tool_names
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
@@ -70,6 +68,9 @@ from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.model_problems import model_problems
 from torchrl_agentic.tokens.writer import check_tokenizer
+from torchrl_agentic.trajectory.score import Score, Scorer, score_with
+from torchrl_agentic.trajectory.task import check_tool_names
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own weight updaters, at import

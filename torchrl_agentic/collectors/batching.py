@@ -14,9 +14,9 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from torchrl_agentic.collectors.segments import Segment, segments_of
-from torchrl_agentic.collectors.task import Trajectory
-from torchrl_agentic.collectors.tree_advantages import tree_advantage
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.trajectory import Trajectory
+from torchrl_agentic.trajectory.tree_advantages import tree_advantage
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.token_rows import column_tensor
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from torchrl_agentic.collectors.fork import Fork
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.tools.base import Tool, Toolset, has_sessions, world_name
+from torchrl_agentic.trajectory.fork import Fork
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.agent import Agent

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
 from torchrl_agentic.dispatch.session import SessionCounts
 from torchrl_agentic.errors import check_count
@@ -24,6 +22,9 @@ from torchrl_agentic.records.codec import (
     turns_to_json,
 )
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

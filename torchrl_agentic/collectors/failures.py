@@ -12,7 +12,8 @@ from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.errors import InfrastructureError, InvalidTask, ToolFailed, UserFailed, check_count
 
 if TYPE_CHECKING:
-    from torchrl_agentic.collectors.task import Task, Trajectory
+    from torchrl_agentic.trajectory.task import Task
+    from torchrl_agentic.trajectory.trajectory import Trajectory
 
 FailureKind: TypeAlias = Literal["timeout", "engine", "tool", "user", "reward", "task", "crash"]
 """Cause of a failure.

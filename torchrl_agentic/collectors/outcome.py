@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import is_cancelling
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Task, Trajectory, lookup
 from torchrl_agentic.errors import InfrastructureError, InvalidTask, check_reward
 from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records import Origin, Recording, TokenRecord
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.task import Task, lookup
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 Reward = Callable[[Trajectory], Awaitable[Score]]
 

@@ -11,8 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.span import Cause, Span
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.trajectory import Observer
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.worker_messages import (
@@ -38,6 +36,9 @@ from torchrl_agentic.engines.base import ContextExceeded, Finish, OnIds
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.transforms.conversation import StoredMessage
 
 STOP_LIMIT_S = 30.0

@@ -27,9 +27,7 @@ from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.resumption import Resumption
 from torchrl_agentic.collectors.segments import segments_of
-from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
@@ -41,6 +39,9 @@ from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

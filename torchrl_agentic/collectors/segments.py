@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchrl_agentic.collectors.task import Trajectory
-from torchrl_agentic.collectors.tree_advantages import Path, tree_advantage, tree_values
+from torchrl_agentic.trajectory.trajectory import Trajectory
+from torchrl_agentic.trajectory.tree_advantages import Path, tree_advantage, tree_values
 
 
 @dataclass(frozen=True, slots=True)

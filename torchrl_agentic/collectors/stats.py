@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.stats_table import scalars_of, table_of
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
 from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, Member, WaitCauses, wait_causes
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import truncate
+from torchrl_agentic.trajectory.span import Cause, Span
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.errors import check_count
+from torchrl_agentic.trajectory.task import Task
 
 logger = logging.getLogger(__name__)
 KEPT_GROUPS = 16

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import Recorder
 from torchrl_agentic.records.dump import MAX_LINE_BYTES, TIMELINE
@@ -20,6 +19,7 @@ from torchrl_agentic.records.jsonl_index import JsonlIndex
 from torchrl_agentic.records.line_writer import LineWriter
 from torchrl_agentic.records.record import BadLine
 from torchrl_agentic.tools.private_files import PRIVATE
+from torchrl_agentic.trajectory.span import Cause, Span
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,9 @@ from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.branching import BranchPoint, Forking
 from torchrl_agentic.collectors.early_calls import EarlyCalls
 from torchrl_agentic.collectors.effect_journal import EffectJournal
-from torchrl_agentic.collectors.fork import Fork
 from torchrl_agentic.collectors.outcome import Outcome, Reward, RewardError
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
-from torchrl_agentic.collectors.task import Task, Trajectory, lookup
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import open_tools, read_row
@@ -30,6 +27,10 @@ from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, 
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.fork import Fork
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task, lookup
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
 from torchrl_agentic.transforms.history import without_eos

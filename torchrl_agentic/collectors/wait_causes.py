@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchrl_agentic.collectors.span import Span
+from torchrl_agentic.trajectory.span import Span
 
 BATCH = "batch"
 """Key of time in which all trajectories had ended, and the batch was being built."""

@@ -11,8 +11,6 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.span import Cause, Span
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.collectors.worker_messages import (
     Answer,
@@ -40,6 +38,8 @@ from torchrl_agentic.engines.base import ContextExceeded, OnIds
 from torchrl_agentic.messages import Message
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from torchrl_agentic.collectors.span import Cause, Span
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
 from torchrl_agentic.dispatch.session import SessionCounts
 from torchrl_agentic.engines.base import Finish
@@ -27,6 +25,8 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task
 
 M = TypeVar("M")
 T = TypeVar("T")

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 
 from torchrl_agentic.collectors.remote_run import RemoteRun, Shared
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.collectors.trajectory import Observer
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.worker_messages import (
@@ -23,6 +22,7 @@ from torchrl_agentic.collectors.worker_messages import (
     unpack,
 )
 from torchrl_agentic.collectors.workers import WorkerLink, WorkerLost, Workers, WorkersFailed, choose_worker
+from torchrl_agentic.trajectory.task import Task
 
 logger = logging.getLogger(__name__)
 

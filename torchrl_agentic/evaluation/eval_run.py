@@ -18,8 +18,6 @@ from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.failures import FailedTask
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.rollout_loop import CollectorError
-from torchrl_agentic.collectors.score import Score, Scorer, score_with
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import EngineUnusable
@@ -37,6 +35,9 @@ from torchrl_agentic.evaluation.eval_sample import (
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.record import TrajectoryRecord
 from torchrl_agentic.rewards.answers import answer_reward
+from torchrl_agentic.trajectory.score import Score, Scorer, score_with
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 SCORER_THREADS = 64

@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.collectors.score import Score
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.recorder import versions
 from torchrl_agentic.tokens.ledger import SAMPLED
+from torchrl_agentic.trajectory.score import Score
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.failures import FailedTask
-    from torchrl_agentic.collectors.task import Task, Trajectory
+    from torchrl_agentic.trajectory.task import Task
+    from torchrl_agentic.trajectory.trajectory import Trajectory
 
 FAILED = "failed"
 """Reason why the record of a failed sample ended."""
@@ -258,7 +259,7 @@ def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
         record: A record that `record_of` made.
         task: Its task.
     """
-    from torchrl_agentic.collectors.task import Trajectory
+    from torchrl_agentic.trajectory.trajectory import Trajectory
 
     truncated = record.termination_reason in BOUNDS
     return Trajectory(

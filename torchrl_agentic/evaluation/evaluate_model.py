@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
-from torchrl_agentic.collectors.score import Scorer
-from torchrl_agentic.collectors.task import Task, check_tool_names
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.usage import Usage
@@ -26,6 +24,8 @@ from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import with_tools_message
 from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.trajectory.score import Scorer
+from torchrl_agentic.trajectory.task import Task, check_tool_names
 from torchrl_agentic.transforms import ToolCompose
 from torchrl_agentic.transforms.pipeline import leaves
 

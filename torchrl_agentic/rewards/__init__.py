@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrl_agentic.collectors.score import Score, Scorer
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.errors import load_lazily
+from torchrl_agentic.trajectory.score import Score, Scorer
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torchrl_agentic.rewards.answer_scorers import (

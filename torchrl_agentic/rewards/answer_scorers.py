@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, cast
 
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.rewards.quantities import Quantity, read_quantity
 from torchrl_agentic.tools.verl.graders import boxed
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 TextOf: TypeAlias = Callable[[Trajectory], str]
 Extract: TypeAlias = str | re.Pattern[str] | Callable[[str], str | None]

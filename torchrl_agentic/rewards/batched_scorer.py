@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from torchrl_agentic.collectors.requests import is_cancelling
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.errors import InfrastructureError, InvalidTask, check_count
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 BatchFunction: TypeAlias = Callable[[list[Trajectory]], "Iterable[Any] | Awaitable[Iterable[Any]]"]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.errors import SandboxError, check_count, check_seconds
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.rewards import code_bridge
 from torchrl_agentic.sandbox import Process, ResourceLimits, Sandbox, default_sandbox
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 Tests: TypeAlias = "str | Callable[[Trajectory], Any]"
 

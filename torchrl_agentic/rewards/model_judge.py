@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.control_tokens import escape_control_tokens
 from torchrl_agentic.rewards.token_chat import TokenChat
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 PLACEHOLDERS = ("question", "answer", "truth", "criteria")
 TEMPLATE = """Grade an answer to a question.

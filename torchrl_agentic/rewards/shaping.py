@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from torchrl_agentic.collectors.score import Score
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.errors import check_above_zero
 from torchrl_agentic.messages import Status
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 ShapingScorer: TypeAlias = Callable[[Trajectory], Score]
 

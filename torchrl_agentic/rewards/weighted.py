@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
-from torchrl_agentic.collectors.score import Score, Scorer, score_with
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.trajectory.score import Score, Scorer, score_with
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 THREADS = 64
 """Number of sync scorers that run at once."""

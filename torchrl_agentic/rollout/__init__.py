@@ -1,7 +1,6 @@
 """Roll out models token by token, replay recorded conversations, and make batches for losses."""
 
 from torchrl_agentic.collectors.batching import group_advantage
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.records.call_stats import ToolSummary, summarize
 from torchrl_agentic.rewards.answers import answer_reward
@@ -16,6 +15,8 @@ from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, r
 from torchrl_agentic.rollout.task_loader import TaskLoader
 from torchrl_agentic.rollout.to_sft import SFTData, SFTRow, to_sft
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 __all__ = [
     "Answered",

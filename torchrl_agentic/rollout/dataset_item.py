@@ -14,10 +14,10 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import did_you_mean, read_json
+from torchrl_agentic.trajectory.task import Task
 
 SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
 """Suffixes of the files that can be read."""

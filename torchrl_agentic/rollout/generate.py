@@ -13,10 +13,11 @@ from tensordict import TensorDictBase
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.rollout_loop import CollectorError
-from torchrl_agentic.collectors.task import Task, Trajectory
-from torchrl_agentic.collectors.task_columns import TaskColumns
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.tokens import media
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.task_columns import TaskColumns
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.transforms import history as border
 
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any, cast
 
-from torchrl_agentic.collectors.task import Task
-from torchrl_agentic.collectors.task_columns import TaskColumns
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import fields_of
 from torchrl_agentic.rollout.dataset_item import DatasetItem, read_source
 from torchrl_agentic.rollout.prompt_length import PromptLength
 from torchrl_agentic.text import shorten
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.task_columns import TaskColumns
 
 logger = logging.getLogger(__name__)
 

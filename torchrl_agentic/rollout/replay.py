@@ -11,7 +11,6 @@ from typing import Any
 
 from torchrl.envs import Compose
 
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.engines.recorded_engine import RecordedEngine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
@@ -22,6 +21,7 @@ from torchrl_agentic.rollout.generate import in_order
 from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
+from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 from torchrl_agentic.transforms.conversation import StoredMessage
 

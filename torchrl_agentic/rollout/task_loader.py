@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from tensordict import TensorDict
 
-from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.collectors.task_stream import TaskStream
+from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import collate_rows
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeAlias, overload
 
 from tensordict import LazyStackedTensorDict
 
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
@@ -26,6 +25,7 @@ from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.text import one_line, read_json
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 Finished: TypeAlias = Trajectory | TrajectoryRecord | Conversation
 _WHOLE = frozenset({"no_calls", "stop_tool", "user", "terminated", ""})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.messages import CallError, DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 Call = tuple[str, Status]
 

@@ -7,9 +7,9 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from helpers.html_pages import dump_of, page_of
 from helpers.record_strategies import record
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
 from torchrl_agentic.records import Dump
+from torchrl_agentic.trajectory.span import Span
 from torchrl_agentic.viewer.html import page, write_page
 
 HOSTILE = ["</script><script>alert(1)</script>", "<!--<script>", "__proto__", "\ud800"]

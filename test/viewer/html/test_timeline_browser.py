@@ -7,8 +7,8 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from helpers.html_pages import dump_of, page_of
 from helpers.record_strategies import record
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
+from torchrl_agentic.trajectory.span import Span
 
 CONTRAST = Path(__file__).with_name("contrast.js").read_text()
 HOSTILE = "</script><img src=x onerror='window.ran = 1'>\u202e"

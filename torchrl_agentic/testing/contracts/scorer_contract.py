@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
-from torchrl_agentic.collectors.score import Score, Scorer, score_with
-from torchrl_agentic.collectors.task import Trajectory
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.messages import Message, Status
 from torchrl_agentic.testing.finished import finished_trajectory
+from torchrl_agentic.trajectory.score import Score, Scorer, score_with
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.transforms import ToolCompose
 
 ODD_TEXTS = (

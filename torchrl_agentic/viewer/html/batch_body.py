@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torchrl_agentic.collectors.span import Span
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow
 from torchrl_agentic.messages import JSON
+from torchrl_agentic.trajectory.span import Span
 
 _NAME_CHARS = 160
 

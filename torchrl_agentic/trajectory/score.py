@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torchrl_agentic.messages import as_number, finite_number
 
 if TYPE_CHECKING:
-    from torchrl_agentic.collectors.task import Trajectory
+    from torchrl_agentic.trajectory.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,4 @@
+"""One trajectory, from its task to its reward, in plain Python: both borders run the same stages.
+
+A message takes this way: `Episode.open_turn` → the stages, in the order of the transforms → what follows it.
+"""
