@@ -17,8 +17,8 @@ from torchrl.modules.llm.policies import ChatHistory
 
 from torchrl_agentic import EndTrajectory
 from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.conversation import StoredMessage
 
 
 def lengthened(td, messages):

@@ -37,9 +37,9 @@ from torchrl_agentic.messages import Turn
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.transforms.conversation import StoredMessage
 
 STOP_LIMIT_S = 30.0
 """Seconds that a worker may send nothing while a cancelled trajectory is open there; it is ended then."""

@@ -29,9 +29,9 @@ from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.trajectory.fork import Fork
 from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task, lookup
 from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice

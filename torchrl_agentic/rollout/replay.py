@@ -21,9 +21,9 @@ from torchrl_agentic.rollout.generate import in_order
 from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
-from torchrl_agentic.transforms.conversation import StoredMessage
 
 MAX_TURNS = 1_000_000
 """Bound on turns where the record has its own."""

@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_agentic.messages import Message
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import AgentHistory
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.conversation import StoredMessage
 
 Script = Callable[[Sequence[Message]], str | Message] | Sequence[Sequence[str | Message]]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -20,11 +20,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from tensordict.base import NO_DEFAULT
 from tensordict.utils import _parse_to
 
-from torchrl_agentic.messages import Message
-from torchrl_agentic.text import MAX_DEPTH
+from torchrl_agentic.trajectory.stored_message import COMPLETE, StoredMessage, copied
 from torchrl_agentic.transforms.value_stack import ValueStack, unwrapped
 
-_COMPLETE = "is_complete"
 _MESSAGE = "_stored_message"
 _SCALAR = torch.Size(())
 
@@ -50,119 +48,39 @@ class _Sealed(TensorDict):
 _EMPTY = _Sealed({})
 
 
-class StoredMessage(Mapping[str, Any]):
-    """A message of a conversation: an immutable mapping of its fields.
-
-    Lists and dicts are copied when the message is made, and again when a field is read, so that nobody
-    changes the message through them.
+def as_tensordict(
+    message: StoredMessage, device: torch.device | None = None, *, lock: bool = True
+) -> TensorDictBase:
+    """Return a message as TorchRL reads it, a TensorDict of NonTensorData.
 
     Args:
-        fields: "role", "content", and other fields that the model family needs.
+        message: The message.
+        device: Device of the TensorDict.
+        lock: Whether it is locked. A locked one may be shared between conversations.
     """
+    shown = message.shown
+    if lock and device is None and shown is not None and shown._is_locked:
+        return shown  # unless its reader has unlocked it, to write to it
+    entries = {key: _entry_of(message, key, lock=lock) for key in _keys_of(message)}
+    made = TensorDict._new_unsafe(entries, batch_size=_SCALAR, device=device, nested=False)
+    if lock:
+        made._is_locked = True
+        made.__dict__[_MESSAGE] = message
+        if device is None and message.is_shareable:
+            message.shown = made  # two threads at once make two equal ones
+    return made
 
-    __slots__ = ("_fields", "_shown")
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = {key: copied(value) for key, value in fields.items()}
-        self._shown: TensorDictBase | None = None
+def _keys_of(message: StoredMessage) -> frozenset[str]:
+    return frozenset((COMPLETE, *message))
 
-    @classmethod
-    def of(cls, message: Message) -> StoredMessage:
-        """Return a message of the model, with the fields that its history keeps."""
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.tool_calls:
-            fields["tool_calls"] = list(message.tool_calls)
-        if not message.is_complete:
-            fields[_COMPLETE] = False
-        for name, value in (("reasoning_content", message.reasoning), ("refusal", message.refusal)):
-            if value:
-                fields[name] = value
-        return cls(fields)
 
-    def __getitem__(self, key: str) -> Any:
-        return copied(self._fields[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._fields
-
-    def __repr__(self) -> str:
-        return f"StoredMessage({self._fields!r})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredMessage, (self._fields,)
-
-    def read(self) -> Message:
-        """Return the message as a `Message`."""
-        fields = self._fields
-        calls, call_id = fields.get("tool_calls"), fields.get("tool_call_id")
-        return Message(
-            str(fields.get("role")),
-            copied(fields.get("content")),
-            tuple(copied(cast("list[Any]", calls))) if isinstance(calls, list) else (),
-            call_id if isinstance(call_id, str) else None,
-            fields.get(_COMPLETE) is not False,
-            reasoning=_text(fields.get("reasoning_content")),
-            refusal=_text(fields.get("refusal")),
-        )
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates take."""
-        fields = self._fields
-        made: dict[str, Any] = {"role": str(fields.get("role")), "content": copied(fields.get("content"))}
-        for name in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
-            value = fields.get(name)
-            if isinstance(value, str | list) and value:
-                made[name] = copied(cast("Any", value))
-        return made
-
-    def as_tensordict(self, device: torch.device | None = None, *, lock: bool = True) -> TensorDictBase:
-        """Return the message as TorchRL reads it, a TensorDict of NonTensorData.
-
-        Args:
-            device: Device of the TensorDict.
-            lock: Whether it is locked. A locked one may be shared between conversations.
-        """
-        shown = self._shown
-        if lock and device is None and shown is not None and shown._is_locked:
-            return shown  # unless its reader has unlocked it, to write to it
-        entries = {key: self.entry(key, lock=lock) for key in self.keys_shown()}
-        made = TensorDict._new_unsafe(entries, batch_size=_SCALAR, device=device, nested=False)
-        if lock:
-            made._is_locked = True
-            made.__dict__[_MESSAGE] = self
-            if device is None and not any(isinstance(value, list | dict) for value in self._fields.values()):
-                self._shown = made  # two threads at once make two equal ones
-        return made
-
-    def keys_shown(self) -> frozenset[str]:
-        """Return the keys of the TensorDict of this message."""
-        return frozenset((_COMPLETE, *self._fields))
-
-    def keep(self, names: Callable[[str], bool]) -> StoredMessage:
-        """Return a message with some of the fields.
-
-        Args:
-            names: Called with the name of a field; returns whether it stays.
-        """
-        return StoredMessage({key: value for key, value in self._fields.items() if names(key)})
-
-    def entry(self, key: str, *, lock: bool = True) -> NonTensorData:
-        """Return a field as an entry of a TensorDict; "is_complete" is true if the message does not say.
-
-        Args:
-            key: Name of the field.
-            lock: Whether it is locked. Messages share locked ones.
-        """
-        value = self._fields.get(key, True) if key == _COMPLETE else self._fields[key]
-        if not lock:
-            return NonTensorData(copied(value))
-        return _shared_entry(value) if key in (_COMPLETE, "role") else _entry(copied(value))
+def _entry_of(message: StoredMessage, key: str, *, lock: bool = True) -> NonTensorData:
+    """Return a field as an entry of a TensorDict; messages share locked ones."""
+    value = message.field(key)
+    if not lock:
+        return NonTensorData(copied(value))
+    return _shared_entry(value) if key in (COMPLETE, "role") else _entry(copied(value))
 
 
 class Conversation(ValueStack[StoredMessage]):
@@ -177,6 +95,14 @@ class Conversation(ValueStack[StoredMessage]):
     @staticmethod
     def _read_item(item: Any) -> StoredMessage:
         return message_of(item)
+
+    @staticmethod
+    def _keys_of(value: StoredMessage) -> frozenset[str]:
+        return _keys_of(value)
+
+    @staticmethod
+    def _shown(value: StoredMessage, device: torch.device | None, *, lock: bool = True) -> TensorDictBase:
+        return as_tensordict(value, device, lock=lock)
 
     @classmethod
     def of(cls, messages: Iterable[Mapping[str, Any]], device: torch.device | None = None) -> Conversation:
@@ -203,7 +129,7 @@ class Conversation(ValueStack[StoredMessage]):
         made = self.around(self._values + added, self._device)
         if self._keys is not None:
             every, some = self._keys
-            kinds = [one.keys_shown() for one in added]
+            kinds = list(map(_keys_of, added))
             made.__dict__["_keys"] = every.intersection(*kinds), some.union(*kinds)
         return made
 
@@ -224,7 +150,7 @@ class Conversation(ValueStack[StoredMessage]):
             return super()._get_str(key, default, **options)
         made = NonTensorStack.__new__(NonTensorStack)
         made.__dict__.update(
-            tensordicts=[one.entry(key) for one in self._values],
+            tensordicts=[_entry_of(one, key) for one in self._values],
             stack_dim=0,
             hook_in=None,
             hook_out=None,
@@ -239,7 +165,7 @@ class Conversation(ValueStack[StoredMessage]):
         if isinstance(index, tuple) and len(index) == 1:
             (index,) = index
         if type(index) is int:
-            return self._values[index].as_tensordict(self._device)
+            return as_tensordict(self._values[index], self._device)
         if isinstance(index, slice):
             return self.around(self._values[index], self._device)
         return super().__getitem__(index)
@@ -339,28 +265,8 @@ def _field(td: TensorDictBase, name: str) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) or hasattr(value, "tolist") else value
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
 def _data_of(stack: LazyStackedTensorDict) -> list[Any]:
     return [entry.data for item in stack.tensordicts for entry in item.values()]
-
-
-def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Copy the lists and dicts of a JSON value; other objects, such as images, are shared.
-
-    Args:
-        value: Any value.
-        depth: Number of levels that are copied; what is nested deeper is shared.
-    """
-    if not depth:
-        return value
-    if isinstance(value, dict):
-        return {key: copied(item, depth - 1) for key, item in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [copied(item, depth - 1) for item in cast("list[Any]", value)]
-    return value
 
 
 def _entry(value: Any) -> NonTensorData:

@@ -88,10 +88,6 @@ class TokenRow:
         """
         return TokenRow({**self.tensors, **other.tensors}, {**self._ids, **other._ids})
 
-    def keys_shown(self) -> frozenset[str]:
-        """Return the names of the tensors."""
-        return frozenset(self.tensors)
-
     def keep(self, names: Callable[[str], bool]) -> TokenRow:
         """Return a row with some of the tensors.
 
@@ -124,6 +120,14 @@ class TokenRows(ValueStack[TokenRow]):
     @staticmethod
     def _read_item(item: Any) -> TokenRow:
         return row_of(item)
+
+    @staticmethod
+    def _keys_of(value: TokenRow) -> frozenset[str]:
+        return frozenset(value.tensors)
+
+    @staticmethod
+    def _shown(value: TokenRow, device: torch.device | None, *, lock: bool = True) -> TensorDictBase:
+        return value.as_tensordict(device, lock=lock)
 
     def _get_str(self, key: Any, default: Any = NO_DEFAULT, **options: Any) -> Any:
         """Return a tensor of all rows: stacked if they are equally long, else as the options say."""

@@ -22,10 +22,10 @@ from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
 from torchrl_agentic.tokens.writer import ChatEncoder, NextPrompt, TokenWriter
+from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.compose import ToolCompose
-from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import tool_selection
 from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
 from torchrl_agentic.transforms.specs import (

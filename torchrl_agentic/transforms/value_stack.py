@@ -27,19 +27,6 @@ _KEEP: Any = object()
 class Item(Protocol):
     """An item of a `ValueStack`: an immutable value."""
 
-    def keys_shown(self) -> frozenset[str]:
-        """Return the keys of the TensorDict of this item."""
-        ...
-
-    def as_tensordict(self, device: torch.device | None = None, *, lock: bool = True) -> TensorDictBase:
-        """Return the item as TorchRL reads it, of batch size [].
-
-        Args:
-            device: Device of the TensorDict.
-            lock: Whether it is locked. A locked one may be shared between stacks.
-        """
-        ...
-
     def keep(self, names: Callable[[str], bool]) -> Self:
         """Return an item with some of the keys.
 
@@ -88,6 +75,16 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     @staticmethod
     def _read_item(item: Any) -> Any:
         """Return the value of an item that TorchRL made, a TensorDict or TensorClass of batch size []."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _keys_of(value: Any) -> frozenset[str]:
+        """Return the keys of the TensorDict of a value."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _shown(value: Any, device: torch.device | None, *, lock: bool = True) -> TensorDictBase:
+        """Return a value as TorchRL reads it, of batch size []; a locked one may be shared between stacks."""
         raise NotImplementedError
 
     @classmethod
@@ -161,7 +158,7 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
         """TensorDicts of the items, locked; made when they are first read."""
         made = self._made
         if made is None:
-            made = self.__dict__["_made"] = [one.as_tensordict(self._device) for one in self._values]
+            made = self.__dict__["_made"] = [self._shown(one, self._device) for one in self._values]
         return made
 
     @tensordicts.setter
@@ -171,7 +168,7 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
     def _known_keys(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the keys that all items have, and those that some item has."""
         if self._keys is None:
-            kinds: set[frozenset[str]] = {one.keys_shown() for one in self._values} or {frozenset()}
+            kinds: set[frozenset[str]] = {self._keys_of(one) for one in self._values} or {frozenset()}
             self.__dict__["_keys"] = frozenset[str].intersection(*kinds), frozenset[str].union(*kinds)
         return cast("Any", self._keys)
 
@@ -286,7 +283,7 @@ class ValueStack(LazyStackedTensorDict, Generic[T]):
 
     def _thawed(self) -> LazyStackedTensorDict:
         """Return an ordinary stack of TensorDicts that nobody else has."""
-        items = [one.as_tensordict(self._device, lock=False) for one in self._values]
+        items = [self._shown(one, self._device, lock=False) for one in self._values]
         return LazyStackedTensorDict(*items, stack_dim=0)
 
     def _write(self, name: str, *args: Any, **kwargs: Any) -> Any:
