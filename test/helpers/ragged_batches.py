@@ -19,7 +19,6 @@ from torchrl_agentic.transforms.token_rows import TokenRow
 MODULES = {
     "ValueStack": "value_stack",
     "Conversation": "conversation",
-    "StoredMessage": "conversation",
     "TokenRows": "token_rows",
     "AgentHistory": "history",
 }

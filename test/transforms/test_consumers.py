@@ -384,7 +384,7 @@ class TestWriting:
         shorter = token_step(1)["next"]
         assert token_lengths(tokens.clone().update(shorter)) == token_lengths(shorter)
 
-    @relies_on("Conversation._apply_nest", "StoredMessage.entry")
+    @relies_on("Conversation._apply_nest", "Conversation._shown")
     def test_update_in_place_changes_that_batch_alone(self):
         one, two = (TensorDict({"history": history([text])}, batch_size=(1,)) for text in "ab")
         other = border.as_history([[{"role": "tool", "content": "x"}]])

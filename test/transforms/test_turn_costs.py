@@ -17,7 +17,7 @@ from torchrl.modules.llm.policies import ChatHistory
 
 from torchrl_agentic import EndTrajectory
 from torchrl_agentic.testing import ScriptedPolicy
-from torchrl_agentic.trajectory.stored_message import StoredMessage
+from torchrl_agentic.transforms import conversation
 from torchrl_agentic.transforms import history as border
 
 
@@ -42,17 +42,17 @@ class TestTurns:
     @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "history"])
     @pytest.mark.parametrize("lazy", [True, False])
     def test_no_message_is_made_as_a_tensordict(self, tokens, lazy, monkeypatch):
-        made, make = [], StoredMessage.as_tensordict
+        made, make = [], conversation.as_tensordict
         env = (token_env if tokens else lambda _, ends: uneven_env((2,), ends))(2, EndTrajectory(max_turns=9))
         policy = token_policy if tokens else ScriptedPolicy(uneven)
         td = turn(env, policy, begin(env))
         td = td.to_lazystack(0) if lazy else td
 
-        def counted(self, *args, **kwargs):
-            made.append(self)
-            return make(self, *args, **kwargs)
+        def counted(message, *args, **kwargs):
+            made.append(message)
+            return make(message, *args, **kwargs)
 
-        monkeypatch.setattr(StoredMessage, "as_tensordict", counted)
+        monkeypatch.setattr(conversation, "as_tensordict", counted)
         for _ in range(3):
             td = turn(env, policy, td)
         assert made == []
