@@ -31,8 +31,8 @@ from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.engines import Sampled
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
+from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.specs import REASONS
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 LEFT_OUT = {"fence", "tags", "anthropic", "openai"}

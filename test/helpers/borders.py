@@ -21,8 +21,8 @@ from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
 from torchrl_agentic.testing import load_tiny
+from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.specs import REASONS
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 MODEL, TOKENIZER = load_tiny()

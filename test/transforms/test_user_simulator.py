@@ -32,8 +32,8 @@ from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 from torchrl_agentic import EndTrajectory, RateLimiter, StopTool, ToolCompose
 from torchrl_agentic.interactions import Interaction, Reply, ScriptedUser, in_thread
 from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import TurnTokenizer, UserSimulator
-from torchrl_agentic.transforms.specs import REASONS
 
 CALL = call("add", a=1, b=2)
 

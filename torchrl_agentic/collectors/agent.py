@@ -12,6 +12,7 @@ from torchrl_agentic.interactions.base import Interaction
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.records import TrajectoryHook
 from torchrl_agentic.tokens.writer import ChatEncoder
+from torchrl_agentic.trajectory.stage import check_order
 from torchrl_agentic.transforms import (
     AnswerRewardTransform,
     EndTrajectory,
@@ -24,7 +25,6 @@ from torchrl_agentic.transforms import (
 )
 from torchrl_agentic.transforms.pipeline import leaves
 from torchrl_agentic.transforms.tool_list import parser_for
-from torchrl_agentic.transforms.user_simulator import check_order
 
 T = TypeVar("T")
 _KNOWN = (

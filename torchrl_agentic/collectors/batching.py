@@ -14,11 +14,12 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from torchrl_agentic.collectors.segments import Segment, segments_of
+from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.reasons import NUMBER_OF
 from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.trajectory.tree_advantages import tree_advantage
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.token_rows import column_tensor
 
 
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
@@ -181,7 +182,7 @@ def _figures(trajectory: Trajectory) -> Mapping[str, torch.Tensor]:
         "cut": torch.tensor([trajectory.is_cut]),
         **{name: torch.tensor([False]) for name in ("user_error", "no_verdict", "not_begun")},
         "token_drift": torch.tensor([trajectory.token_drift]),
-        "ended_by": torch.tensor([specs.REASONS.index(trajectory.reason)]),
+        "ended_by": torch.tensor([NUMBER_OF[trajectory.reason]]),
     }
 
 

@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.branching import BranchPoint, Forking
-from torchrl_agentic.collectors.early_calls import EarlyCalls
 from torchrl_agentic.collectors.effect_journal import EffectJournal
 from torchrl_agentic.collectors.outcome import Outcome, Reward, RewardError
 from torchrl_agentic.collectors.requests import Requests
@@ -26,15 +25,17 @@ from torchrl_agentic.interactions.user_tool import final_score, reply, set_argum
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.tensors import has_rows, reset_tools
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.tools.row_data import HIDDEN_STATE
+from torchrl_agentic.trajectory.calls import without_eos
 from torchrl_agentic.trajectory.fork import Fork
 from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task, lookup
 from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
-from torchrl_agentic.transforms.history import without_eos
-from torchrl_agentic.transforms.user_sessions import choice
+from torchrl_agentic.trajectory.user_side import chosen as choice
 
 if TYPE_CHECKING:
     from torchrl_agentic.dispatch.call_cache import CallCache
@@ -348,11 +349,11 @@ class TrajectoryRun:
                     self._observer.started_early(self.name, early.n_started)
                 await run_to_completion(early.close(), always_wait=True)
 
-    def _early_calls(self) -> EarlyCalls | None:
+    def _early_calls(self) -> SpeculativeCalls | None:
         agent = self._agent
         if not self._speculate or agent.encoder is None:
             return None
-        return EarlyCalls(
+        return SpeculativeCalls(
             agent.dispatcher,
             self._session,
             agent.parser,
@@ -360,7 +361,7 @@ class TrajectoryRun:
             stop_ids=agent.encoder.stop_token_ids,
         )
 
-    async def _finish_turn(self, speaker: Speaker, message: Message, early: EarlyCalls | None) -> None:
+    async def _finish_turn(self, speaker: Speaker, message: Message, early: SpeculativeCalls | None) -> None:
         """Parse a message, run its calls, and append it with what follows."""
         agent, session = self._agent, self._session
         if isinstance(message.content, str):
@@ -405,7 +406,9 @@ class TrajectoryRun:
             self._end("max_trajectory_tokens", truncated=True)
         self._mark_turn(speaker)
 
-    async def _run_calls(self, calls: Sequence[ParsedCall], early: EarlyCalls | None) -> Sequence[ToolResult]:
+    async def _run_calls(
+        self, calls: Sequence[ParsedCall], early: SpeculativeCalls | None
+    ) -> Sequence[ToolResult]:
         session = self._session
         start = self._doing("tools", ", ".join(dict.fromkeys(call.tool for call in calls)))
         if self._journal is not None:

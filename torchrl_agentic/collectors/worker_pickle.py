@@ -14,7 +14,6 @@ import cloudpickle
 from torchrl_agentic.limits import ClusterRateLimiter, RateLimiter
 from torchrl_agentic.records import TrajectoryHook
 from torchrl_agentic.tools.function import FunctionTool
-from torchrl_agentic.transforms.recordings import Recordings
 
 Over = Literal["ray", "machine"]
 
@@ -24,7 +23,7 @@ class _SilentHook(TrajectoryHook):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles functions by value, rate limiters as shared ones, and recordings without their recorder."""
+    """Pickles functions by value, rate limiters as shared ones, and no recorders."""
 
     def __init__(self, file: io.BytesIO, name: str, over: Over) -> None:
         super().__init__(file)
@@ -44,8 +43,8 @@ class _Pickler(cloudpickle.Pickler):
             )
         if isinstance(obj, FunctionTool) and not _is_importable(obj.function.__module__):
             return obj.reduce_by_value()
-        if isinstance(obj, Recordings) and obj.hook is not None:
-            return Recordings, (_SilentHook(),)
+        if isinstance(obj, TrajectoryHook):
+            return _SilentHook, ()
         return super().reducer_override(obj)
 
 

@@ -22,15 +22,10 @@ from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.sampling import sampling_of
 from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
+from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.writer import stop_ids
 from torchrl_agentic.transforms.history import as_history
-from torchrl_agentic.transforms.token_rows import (
-    TOKENS_LEFT,
-    TokenRow,
-    column_tensor,
-    read_rows,
-    write_rows,
-)
+from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows, write_rows
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import distributed
 
+from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import specs
 
 _SUMS = ("turn", "n_calls", "n_errors", "n_infra", "tool_seconds", "token_drift")
@@ -60,7 +61,7 @@ def batch_metrics(batch: TensorDictBase, *, version: int | None = None) -> dict[
         if (specs.KEY, name) in rows[0].keys(True):
             metrics[f"agentic/{name}"] = _mean([row[specs.KEY, name].float().item() for row in rows])
     if (specs.KEY, "ended_by") in rows[0].keys(True):
-        reasons = [specs.REASONS[int(row[specs.KEY, "ended_by"])] for row in rows]
+        reasons = [REASONS[int(row[specs.KEY, "ended_by"])] for row in rows]
         metrics |= {f"ended/{one}": reasons.count(one) / len(rows) for one in sorted(set(reasons))}
     return metrics
 

@@ -16,11 +16,11 @@ from torchrl.modules.llm.policies import LogProbs, Masks, Tokens
 
 from torchrl_agentic.engines.vllm_engine import saved_generation_config, without_padding
 from torchrl_agentic.errors import MissingExtra
+from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
     TOKENS_LEFT,
     TokenRow,
-    column_tensor,
     read_rows,
     write_rows,
 )

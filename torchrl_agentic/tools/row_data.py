@@ -20,6 +20,12 @@ RIGHT_ANSWERS: tuple[str | tuple[str, ...], ...] = (
 )  # fmt: skip
 """Columns of the right answer in common data sets; the first that a row has counts."""
 
+HIDDEN_STATE = frozenset((
+    "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
+    "ground_truths", "gts", "label", "labels", "reward_model", "solution", "solutions", "target", "targets",
+))  # fmt: skip
+"""Keys that tools never see: the conversation, and the right answers of a data set."""
+
 Columns: TypeAlias = Mapping[str, Any]
 ToolsKwargs: TypeAlias = Mapping[str, Mapping[str, Columns]]
 
@@ -191,3 +197,21 @@ def _arguments(tool: str, stage: str, value: Any) -> Columns:
     if arguments is None:
         raise ValueError(f"tools_kwargs: {tool}: {stage}: expected arguments by name; got {value!r}")
     return arguments
+
+
+def without_answers(value: Any) -> Any:
+    """Return a value of a data set without `HIDDEN_STATE`, at any depth; itself if it has none of these keys.
+
+    Args:
+        value: A column: mappings, lists and other values.
+    """
+    fields = fields_of(value)
+    if fields is not None:
+        kept = {key: without_answers(item) for key, item in fields.items() if key not in HIDDEN_STATE}
+        is_same = len(kept) == len(fields) and all(kept[key] is item for key, item in fields.items())
+        return value if is_same else kept
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        found = [without_answers(item) for item in items]
+        return value if all(new is old for new, old in zip(found, items, strict=True)) else found
+    return value

@@ -82,7 +82,7 @@ class TaskColumns:
         messages = _with_media(messages, row)
         found, answer = self._find("answer", self.answer, row, ANSWERS)
         data = {name: value for name, value in row.items() if name not in {key, found, *_HIDDEN}}
-        short = _final_answer(answer, in_solution=found is not None and found.casefold() == "solution")
+        short = final_answer(answer, in_solution=found is not None and found.casefold() == "solution")
         if found is not None and (short is not answer or found.casefold() == "solution"):
             data.setdefault("solution", answer)
         return RowParts(messages, short, _label(self._find("name", self.name, row, NAMES)[1]), data)
@@ -203,8 +203,13 @@ def _written(text: str) -> list[Mapping[str, Any]] | None:
     return found if messages and all(one and {"role", "content"} <= one.keys() for one in messages) else None
 
 
-def _final_answer(text: Any, *, in_solution: bool) -> Any:
-    """Return the answer at the end of a written solution; other answers are returned as they are."""
+def final_answer(text: Any, *, in_solution: bool = False) -> Any:
+    """Return the answer at the end of a written solution; other answers are returned as they are.
+
+    Args:
+        text: The answer, or a solution that ends with `#### 42`.
+        in_solution: Whether it is a written solution, whose last boxed content is the answer too.
+    """
     if not isinstance(text, str):
         return text
     _, mark, answer = text.rpartition("####")

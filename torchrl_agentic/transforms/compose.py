@@ -7,9 +7,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -21,26 +24,25 @@ from torchrl_agentic.dispatch import Session, SessionRows, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.parsers import ToolCallParser
-from torchrl_agentic.parsers.base import parse_message
-from torchrl_agentic.records import Recorders, as_hook
+from torchrl_agentic.records import Recorders, TrajectoryHook, as_hook
+from torchrl_agentic.tensors import reset_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
+from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage
+from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
+from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.reasons import REASONS
+from torchrl_agentic.trajectory.stage import act, check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, reset_tools, visible_state
-from torchrl_agentic.transforms.early_ends import end_early
-from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stepped
-from torchrl_agentic.transforms.recordings import Recordings
-from torchrl_agentic.transforms.row_turn import (
-    RowTurn,
-    as_record,
-    render_turn,
-    run_turns,
-)
+from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, row_columns, visible_state
+from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stages_of, stepped
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
+from torchrl_agentic.transforms.turn_transform import row_numbers, see
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
+    from torchrl_agentic.trajectory.user_side import UserSide
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class ToolCompose(ToolList):
     `tool_reward` and `tool_seconds`, float32, sums over this turn; `trajectory_reward`, float32, the final
     rewards of the tools (`Tool.final_reward`) when the trajectory has ended; `trajectory`, int64, a random
     number above 0 that all steps of a trajectory share; `ended_by`, int64, an index into
-    `transforms.specs.REASONS`. A tool that asks to stop sets `done` and `terminated` of its row.
+    `trajectory.reasons.REASONS`. A tool that asks to stop sets `done` and `terminated` of its row.
 
     Failures are flags too: `no_verdict` if a final reward failed, so that `trajectory_reward` is NaN;
     `not_begun` if a tool could not open at the reset; `cut` if the message was cut off, so that its calls do
@@ -106,11 +108,12 @@ class ToolCompose(ToolList):
         Exception: Any error of a tool's `setup`.
     """
 
-    _rows: SessionRows[Recordings]
+    stage: CallsStage
+    hook: TrajectoryHook | None
+    _rows: SessionRows[dict[int, Episode]]
     _mask: torch.Tensor | None = None
     _warned_of_rewards: bool = False
-    has_user: bool = False
-    is_user_due: bool = False
+    _has_user: bool = False
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class ToolCompose(ToolList):
         tool_selection: ToolSelection | None = None,
         report_calls: bool = False,
         recorder: Recorders = None,
-        eos_strings: Sequence[str] = border.EOS_STRINGS,
+        eos_strings: Sequence[str] = EOS_STRINGS,
         tokenizer: Any = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
@@ -143,17 +146,20 @@ class ToolCompose(ToolList):
             raise TypeError(f"tool_role is a role of messages, such as 'tool'; got {tool_role!r}")
         if isinstance(eos_strings, str):
             raise TypeError(f"eos_strings is a list of strings: eos_strings=[{eos_strings!r}]")
-        self.parser = parser_for(parser, tokenizer, template_kwargs or {})
         self.knows_tokenizer = tokenizer is not None
-        self.tool_role = tool_role
-        self.media = media
         if media:
             from torchrl_agentic.tools.images import require_pillow
 
             require_pillow()
-        self.report_calls = report_calls
-        self.eos_strings = tuple(eos_strings)
-        self.passes_state = pass_state_to_tools
+        self.stage = CallsStage(
+            parser_for(parser, tokenizer, template_kwargs or {}),
+            tool_role=tool_role,
+            media=media,
+            passes_state=pass_state_to_tools,
+            reports_calls=report_calls,
+            eos_strings=eos_strings,
+        )
+        self.hook = as_hook(recorder)
         self._toolsets = []
         options = {
             "rate_limits": limits_by_tool(rate_limits),
@@ -167,56 +173,120 @@ class ToolCompose(ToolList):
         found = [ensure_tool(item) for item in tools]
         for tool in found:
             warn_if_undescribed(tool)
-        self._rows = SessionRows(found, options, Recordings(as_hook(recorder)).fresh, owner=self)
+        self._rows = SessionRows(found, options, dict, owner=self)
 
     @property
-    def recordings(self) -> Recordings:
-        """The records of the rows."""
+    def parser(self) -> ToolCallParser:
+        """Reads calls and renders results."""
+        return self.stage.parser
+
+    @property
+    def episodes(self) -> Mapping[int, Episode]:
+        """The open trajectories by row."""
         return self._rows.state
+
+    def episode(self, row: int) -> Episode:
+        """Return the trajectory of a row; begin one if none is open.
+
+        Args:
+            row: Index in the flattened batch.
+        """
+        session = self._rows.session(row)
+        episode = self._rows.state.get(row)
+        if episode is None or episode.session is not session:
+            number = self._rows.ids[row]
+            episode = Episode(session, number=number, hook=self.hook, has_user=self._has_user)
+            self._rows.state[row] = episode
+        return episode
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
         self._refresh_toolsets()
-        before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
-        rows = border.prompts(next_tensordict)
-        turns: list[RowTurn] = []
-        for index, is_active in enumerate(stepped(tensordict)):
-            if not is_active:
-                rows[index] = before[index]
-                continue
-            lengths = len(before[index]), len(written[index])
-            rows[index], message = border.read_turn(rows[index], *lengths, self.eos_strings)
-            session = self._rows.session(index)
-            if session.turn == 0:
-                has_worlds = self._has_worlds
-                session.data = completed(session.data, self._tools, tensordict, index, has_worlds=has_worlds)
-            parsed = parse_message(
-                self.parser,
-                message,
-                tools=self._rows.dispatcher.schemas,
-                turn=session.turn,
-                trajectory=session.trajectory,
-            )
-            turns.append(RowTurn(index, session, message, parsed))
-        if calling := [turn for turn in turns if turn.parsed.calls and turn.session.begin_error is None]:
-            views = self.passes_state and any(tool.wants_state for tool in self._tools)
-            states = [visible_state(tensordict, turn.row) if views else None for turn in calling]
-            run_turns(self._rows.dispatcher, calling, states)
+        rows, turns = self._open(tensordict, next_tensordict)
+        rest = act(self.stage, turns)
+        if rest is not None:
+            run(rest)
         for turn in turns:
-            if turn.calls:
-                turn.rendered = render_turn(self.parser, turn, self.tool_role, media=self.media)
-                rows[turn.row] = rows[turn.row].extended(turn.rendered)
-            else:
-                turn.session.turn += 1
-            if self.recordings.hook is not None:
-                record = as_record(turn, rows[turn.row], self.recordings.recorded(turn.row))
-                self.recordings.turn(record, len(rows[turn.row]))
+            if added := turn.effects[self.stage].messages:
+                rows[turn.episode.row] = rows[turn.episode.row].extended(added)
         border.set_prompts(next_tensordict, rows)
-        specs.write_report(next_tensordict, self._rows, turns, calls=self.report_calls)
-        has_ended = end_early(tensordict, next_tensordict, turns)
-        self.is_user_due = self.has_user
-        self.end(next_tensordict.get("done").reshape(-1).tolist() if has_ended else (), next_tensordict)
+        specs.write_columns(next_tensordict, self.stage.columns, self.episodes, turns, is_first=True)
+        specs.with_truncated(next_tensordict)
+        specs.write_ends(next_tensordict, turns, self.stage)
+        self.settle(turns, next_tensordict)
         return keep_ended(tensordict, next_tensordict)
+
+    def _open(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
+    ) -> tuple[list[border.Conversation], list[OpenTurn]]:
+        """Return the conversations of all rows, and the open turns of those that take part in the step."""
+        before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
+        rows, turns = border.prompts(next_tensordict), list[OpenTurn]()
+        numbers, done = row_numbers(tensordict, specs.TURN), next_tensordict.get("done").reshape(-1).tolist()
+        for row, is_active in enumerate(stepped(tensordict)):
+            if not is_active:
+                rows[row] = before[row]
+                continue
+            lengths = len(before[row]), len(written[row])
+            rows[row], message = border.read_turn(rows[row], *lengths, self.stage.eos_strings)
+            *earlier, answer = rows[row].messages
+            episode = self.episode(row)
+            turn = episode.open_turn(message, answer, earlier, root_turn=numbers[row])
+            turn.is_over = done[row]
+            turn.view = partial(visible_state, tensordict, row)
+            if turn.number == 0 and not turn.effects:
+                worlds, session = self._has_worlds, episode.session
+                session.data = completed(session.data, self._tools, tensordict, row, has_worlds=worlds)
+            turns.append(turn)
+        if any(turn.is_cut for turn in turns):
+            from torchrl_agentic.transforms.token_rows import out_of_room  # only few steps need it
+
+            full = out_of_room(tensordict)
+            for turn in turns:
+                turn.is_full = full[turn.episode.row]
+        return rows, turns
+
+    def open_turns(
+        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reader: str
+    ) -> list[OpenTurn]:
+        """Return the turns that this step has opened, for the transforms behind this one.
+
+        Args:
+            tensordict: The root of the step, [*B].
+            next_tensordict: Its "next", [*B].
+            reader: Name of the transform that asks, for the message.
+
+        Raises:
+            RuntimeError: If this transform has not seen the step.
+        """
+        numbers = row_numbers(next_tensordict, specs.TRAJECTORY)
+        active = stepped(tensordict)
+        turns = [
+            episode.turn
+            for row, episode in self.episodes.items()
+            if active[row] and episode.turn is not None and numbers[row] == episode.number
+        ]
+        if len(turns) != sum(active):
+            raise RuntimeError(f"{reader} reads what ToolCompose writes: put it behind it")
+        for turn in turns:
+            turn.lookup = partial(row_columns, (tensordict, next_tensordict), turn.episode.row)
+        return turns
+
+    def settle(self, turns: Sequence[OpenTurn], next_tensordict: TensorDictBase) -> None:
+        """Close the trajectories that have ended, and write the final rewards of their tools.
+
+        Args:
+            turns: Turns of the step.
+            next_tensordict: Its "next", [*B].
+        """
+        see(turns, next_tensordict)
+        if ended := finish_turns(turns):
+            run(finish_all(ended))
+        take_final_rewards(turns)
+        if judged := [turn for turn in turns if turn.is_over and turn.final_reward]:
+            specs.write_final_rewards(next_tensordict, judged)
+        for turn in turns:
+            turn.episode.recording.reason = turn.episode.recording.reason or turn.reason
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
@@ -230,26 +300,36 @@ class ToolCompose(ToolList):
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)
         chosen, self._mask = reset_rows(tensordict, self._mask, len(rows)), None
+        stages = stages_of(getattr(self.container, "transform", self))
+        check_order(stages)
+        self._has_user = any(stage.hears_user for stage in stages)
         begun = [row for row, is_chosen in enumerate(chosen) if is_chosen]
         self._end(begun)
         reset_tools(self._tools, chosen)
-        sessions = [self._rows.session(row) for row in begun]
-        for turn in begin_rows(self._tools, sessions, tensordict_reset, has_worlds=self._has_worlds):
-            messages = render_turn(self.parser, turn, self.tool_role, media=self.media)
-            rows[turn.row] = rows[turn.row].extended(messages)
+        episodes, has_worlds = list(map(self.episode, begun)), self._has_worlds
+        opened = begin_rows(self._tools, self.stage, episodes, tensordict_reset, has_worlds=has_worlds)
+        for episode, messages in zip(episodes, opened, strict=True):
+            if messages:
+                rows[episode.row] = rows[episode.row].extended(messages)
         border.set_prompts(tensordict_reset, rows)
-        specs.write_report(tensordict_reset, self._rows, (), calls=self.report_calls)
+        specs.write_columns(tensordict_reset, self.stage.columns, self.episodes, is_first=True)
         return specs.with_truncated(tensordict_reset)
 
     def _end(self, rows: Iterable[int], reason: str = "reset") -> None:
         """End the trajectories of some rows, and close them; the next ones get other names."""
-        known = [row for row in rows if row in self._rows.sessions]
-        rewards = {row: session.take_reward() for row, session in self._rows.end(known).items()}
-        for row, reward in rewards.items():
-            if reward and (recording := self.recordings.of(row)) is not None:
-                recording.annotate(final_reward=None if math.isnan(reward) else reward)
-        self.recordings.begin(known, reason)
-        if any(rewards.values()) and not self._warned_of_rewards:
+        ended = [self.episodes[row] for row in rows if row in self.episodes]
+        users = [episode.user for episode in ended if episode.user is not None]
+        if users:
+            run(_close_all(users))
+        self._rows.end(episode.row for episode in ended)
+        are_lost = False
+        for episode in ended:
+            del self._rows.state[episode.row]
+            if reward := episode.session.take_reward():
+                are_lost = True
+                episode.recording.annotate(final_reward=None if math.isnan(reward) else reward)
+            episode.recording.finish(reason)
+        if are_lost and not self._warned_of_rewards:
             self._warned_of_rewards = True
             logger.warning(
                 "the final rewards of tools are lost, because these trajectories were reset before a step "
@@ -281,31 +361,37 @@ class ToolCompose(ToolList):
         targets = [target for target in dict.fromkeys(into) if target != row]
         self._end(targets)
         self._rows.branch(row, targets)
+        for target in targets:
+            self.episode(target).state.update(self.episode(row).state)
 
-    def end(self, rows: Sequence[bool], tensordict: TensorDictBase | None = None) -> None:
-        """Finish the sessions of rows that are done, whoever has ended them.
-
-        A simulated user is heard and closed first, since it may act on the worlds of the tools.
+    def finish_records(self, turns: Iterable[OpenTurn], next_tensordict: TensorDictBase) -> None:
+        """End the records of rows that are done, with the reasons that the TensorDict holds.
 
         Args:
-            rows: For each row of the flattened batch whether it is done.
-            tensordict: The "next" of the step, [*B], to which the final rewards of tools are added, or None.
+            turns: Turns of the rows.
+            next_tensordict: The "next" of the step, [*B].
         """
-        if not self.is_user_due:
-            self._rows.finish_rows(row for row, is_done in enumerate(rows) if is_done)
-        if tensordict is not None:
-            sessions = self._rows.sessions.items()
-            self.recordings.read_reasons(tensordict)
-            specs.add_final_rewards(tensordict, {row: session.take_reward() for row, session in sessions})
+        for turn in turns:
+            self._finish_record(turn.episode, next_tensordict)
+
+    def _finish_record(self, episode: Episode, next_tensordict: TensorDictBase) -> None:
+        if episode.recording.is_open:
+            number = row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
+            truncated = row_numbers(next_tensordict, "truncated")[episode.row]
+            # The flags tell only where no reason was written.
+            episode.recording.finish(REASONS[number] or ("truncated" if truncated else "terminated"))
 
     def _post_step_mdp_hooks(
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Close the rows that transforms behind this one have ended, and finish their recordings."""
+        """Close the rows that transforms behind this one have ended, and finish their records."""
         following = tensordict.get("next")
-        self.is_user_due = False
-        self.end(following.get("done").reshape(-1).tolist())
-        self.recordings.finish_done(following)
+        done = following.get("done").reshape(-1).tolist()
+        ended = [episode for row, episode in self.episodes.items() if row < len(done) and done[row]]
+        if busy := [episode for episode in ended if episode.must_finish]:
+            run(finish_all(busy))
+        for episode in ended:
+            self._finish_record(episode, following)
         return tensordict, tensordict_
 
     def close(self) -> None:
@@ -315,7 +401,7 @@ class ToolCompose(ToolList):
         """
         if not self._rows.is_open:
             return
-        self._end(list(self._rows.sessions), "closed")
+        self._end(list(self.episodes), "closed")
         if self._rows.close() and self._rows.are_toolsets_open:
             for added in self._toolsets:
                 run(added.toolset.teardown())
@@ -325,23 +411,19 @@ class ToolCompose(ToolList):
         """Return a transform with the same tools, limiters and threads, and without trajectories."""
         clone = self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        kept = (
-            "parser",
-            "knows_tokenizer",
-            "tool_role",
-            "media",
-            "report_calls",
-            "eos_strings",
-            "passes_state",
-        )
-        clone.__dict__.update({name: self.__dict__[name] for name in kept})
-        clone._rows, clone._toolsets = self._rows.clone(clone), list(self._toolsets)
+        clone.knows_tokenizer, clone.hook = self.knows_tokenizer, self.hook
+        clone.stage, clone._toolsets = copy.copy(self.stage), list(self._toolsets)
+        clone._rows = self._rows.clone(clone)
         return clone
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the entries under "agentic"."""
-        return specs.observation(observation_spec, calls=self.report_calls)
+        return specs.observation(observation_spec, self.stage.columns)
 
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Add `truncated`."""
         return specs.spec_with_truncated(done_spec)
+
+
+async def _close_all(users: Iterable[UserSide]) -> None:
+    await asyncio.gather(*(user.close() for user in users))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -22,13 +21,22 @@ from tensordict import (
 )
 from tensordict.utils import NestedKey
 
-from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.dispatch.opening import open_tools, read_row
-from torchrl_agentic.messages import Message, ParseResult
+from torchrl_agentic.dispatch.opening import read_row
+from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.tools.row_data import EXTRA, KEYS, SELECTION, RowData, read_selections, tool_columns
-from torchrl_agentic.transforms.row_turn import RowTurn
+from torchrl_agentic.tools.row_data import (
+    EXTRA,
+    HIDDEN_STATE,
+    KEYS,
+    SELECTION,
+    RowData,
+    read_selections,
+    tool_columns,
+    without_answers,
+)
+from torchrl_agentic.trajectory.calls import CallsStage
+from torchrl_agentic.trajectory.episode import Episode
 
 _stack: Any = NonTensorStack  # declared abstract, which it is not
 MOST_NUMBERS = 4096
@@ -53,6 +61,23 @@ def columns(tensordict: TensorDictBase, row: int, names: Iterable[NestedKey]) ->
     held = _row(tensordict, row, sorted({path[0] for _, path in wanted}))
     found = ((name, _at(held, path)) for name, path in wanted)
     return {name: plain(value) for name, value in found if value is not _ABSENT}
+
+
+def row_columns(
+    steps: Sequence[TensorDictBase], row: int, names: Iterable[NestedKey]
+) -> dict[NestedKey, Any]:
+    """Return the columns of one row as `columns` does, of several TensorDicts, of which the later ones count.
+
+    Args:
+        steps: Such as the root of a step and its "next", [*B].
+        row: Index in the flattened batch.
+        names: Keys of the columns.
+    """
+    names = list(names)
+    found: dict[NestedKey, Any] = {}
+    for step in steps:
+        found.update(columns(step, row, names))
+    return found
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]]) -> TensorDict:
@@ -231,72 +256,41 @@ def tool_selection(tensordict: TensorDictBase, row: int) -> frozenset[str] | Non
 
 
 def begin_rows(
-    tools: Sequence[Tool], sessions: Sequence[Session], tensordict_reset: TensorDictBase, *, has_worlds: bool
-) -> list[RowTurn]:
+    tools: Sequence[Tool],
+    stage: CallsStage,
+    episodes: Sequence[Episode],
+    tensordict_reset: TensorDictBase,
+    *,
+    has_worlds: bool,
+) -> list[Sequence[Mapping[str, JSON]]]:
     """Begin trajectories: read their rows of the data set, and open the tools that open at the reset.
 
     Args:
         tools: The tools.
-        sessions: Sessions of the rows that begin.
+        stage: Opens them.
+        episodes: The trajectories that begin.
         tensordict_reset: Result of the reset, [*B].
         has_worlds: Whether a toolset has a world, which may need any column.
 
     Returns:
-        A turn without a message of the model for each row whose tools have initial messages.
+        For each trajectory the initial messages of its tools.
 
     Raises:
         ValueError: If a row names an unknown tool, or lacks what a tool needs.
     """
-    if not has_worlds and not concerns_tools(tools, tensordict_reset):
-        return []
-    for session in sessions:
-        session.data = row_data(tools, tensordict_reset, session.row)
-    if not sessions:
-        return []
-    worlds = sessions[0].dispatcher.worlds(lambda _: True)
+    nothing: list[Sequence[Mapping[str, JSON]]] = [() for _ in episodes]
+    if not episodes or not (has_worlds or concerns_tools(tools, tensordict_reset)):
+        return nothing
+    for episode in episodes:
+        episode.session.data = row_data(tools, tensordict_reset, episode.row)
+    worlds = episodes[0].session.dispatcher.worlds(lambda _: True)
     if not any(one.open_at_reset for one in (*tools, *worlds)):
-        return []
-    return run(_opened(tools, sessions))
-
-
-def has_rows(tools: Sequence[Tool]) -> bool:
-    """Return True if a tool keeps state by row: it is a transform of TorchRL inside `as_tool`."""
-    return any(hasattr(tool.unwrapped, "reset_rows") for tool in tools)
-
-
-def reset_tools(tools: Sequence[Tool], chosen: Sequence[bool]) -> None:
-    """Reset some rows of the tools that keep state by row; blocks.
-
-    Args:
-        tools: The tools.
-        chosen: Whether to reset a row, for each row of the flattened batch.
-    """
-    if has_rows(tools):
-        flat = TensorDict({"_reset": torch.tensor(chosen).unsqueeze(-1)}, batch_size=[len(chosen)])
-        for tool in tools:
-            if hasattr(tool.unwrapped, "reset_rows"):
-                cast("Any", tool.unwrapped).reset_rows(flat, flat)
-
-
-async def _opened(tools: Sequence[Tool], sessions: Sequence[Session]) -> list[RowTurn]:
-    """Open tools in all sessions concurrently, and return their initial messages as turns."""
-    opened = await asyncio.gather(*(open_tools(session, tools) for session in sessions))
-    return [
-        RowTurn(session.row, session, Message("assistant", ""), ParseResult(""), calls, results)
-        for session, (calls, results) in zip(sessions, opened, strict=True)
-        if calls
-    ]
-
-
-HIDDEN_STATE = frozenset((
-    "history", "text", "tokens", "masks", "log_probs", "next", "agentic", "answer", "answers", "ground_truth",
-    "ground_truths", "gts", "label", "labels", "reward_model", "solution", "solutions", "target", "targets",
-))  # fmt: skip
-"""Keys that tools never see: the conversation, and the right answers of a data set."""
+        return nothing
+    return run(stage.open(episodes))
 
 
 def visible_state(tensordict: TensorDictBase, row: int) -> TensorDictBase:
-    """Return a locked copy of one row of a step for tools with `wants_state`, without `HIDDEN_STATE`.
+    """Return a row of a step as tools with `wants_state` see it: locked, without conversation and answers.
 
     Args:
         tensordict: The root of the step, [*B].
@@ -305,4 +299,9 @@ def visible_state(tensordict: TensorDictBase, row: int) -> TensorDictBase:
     flat: Any = tensordict if tensordict.batch_dims == 1 else tensordict.reshape(-1)
     item = flat[row]
     hidden = [key for key in item.keys(True) if not HIDDEN_STATE.isdisjoint(_path(key))]
-    return item.exclude(*hidden).clone().lock_()
+    shown = item.exclude(*hidden).clone()
+    for key in shown.keys():
+        value = shown.get(key)
+        if is_non_tensor(value) and (found := without_answers(_data(value))) is not _data(value):
+            shown.set_non_tensor(key, found)
+    return shown.lock_()

@@ -21,21 +21,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torchrl.data.llm import History
 
 from torchrl_agentic.messages import Message
+from torchrl_agentic.trajectory.calls import without_eos
 from torchrl_agentic.transforms.conversation import Conversation, message_of
 from torchrl_agentic.transforms.value_stack import flattened, is_flat_stack, nested, unwrapped
-
-EOS_STRINGS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_text|>",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_turn>",
-    "</s>",
-    "<eos>",
-)
-"""Strings that are cut off the end of a message: engines may leave the end-of-sequence token in the text."""
 
 
 class AgentHistory(History):
@@ -226,21 +214,6 @@ def read_turn(
             message = replace(message, content=plain)
             conversation = conversation.replaced(-1, {**messages[-1], "content": plain})
     return conversation, message
-
-
-def without_eos(text: str, eos_strings: Sequence[str]) -> str:
-    """Return a text without end-of-sequence strings, and white space around them, at its end.
-
-    Args:
-        text: Text of a message.
-        eos_strings: Strings to cut off.
-    """
-    while True:
-        trimmed = text.rstrip()
-        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
-        if ending is None:
-            return text
-        text = trimmed.removesuffix(ending)
 
 
 def as_history(chats: Sequence[Sequence[Mapping[str, Any]]]) -> AgentHistory:

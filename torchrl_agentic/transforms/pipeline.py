@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Compose, Transform
 
+from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.specs import ENDED_BY
 
 T = TypeVar("T")
@@ -48,6 +49,16 @@ def beside(transform: Transform, kind: type[T]) -> Iterator[T]:
         kind: The class.
     """
     return within(getattr(transform.container, "transform", None), kind)
+
+
+def stages_of(transform: object) -> list[Stage]:
+    """Return the stages of the transforms of an environment, in order.
+
+    Args:
+        transform: The transform of an environment, or None.
+    """
+    found = (getattr(item, "stage", None) for item in leaves(transform))
+    return [stage for stage in found if isinstance(stage, Stage)]
 
 
 def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:

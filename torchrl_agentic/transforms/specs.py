@@ -1,4 +1,4 @@
-"""The entries that this package writes under "agentic": their keys, specs and values."""
+"""The entries that this package writes under "agentic": their specs and values, from the table `COLUMNS`."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -6,158 +6,185 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
-from torchrl_agentic.dispatch import SessionRows
-from torchrl_agentic.errors import LARGEST_REWARD
-from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult
+from torchrl_agentic.trajectory.columns import Column
+from torchrl_agentic.trajectory.episode import Episode
+from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.reasons import NUMBER_OF
+from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.history import AgentHistory
-from torchrl_agentic.transforms.row_turn import RowTurn
 
 KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
+TURN = (KEY, "turn")
 FINAL_REWARD = (KEY, "trajectory_reward")
 NO_VERDICT = (KEY, "no_verdict")
 CALLS = (KEY, "calls")
 ENDED_BY = (KEY, "ended_by")
-REASONS = (
-    "", "stop_tool", "no_calls", "max_turns", "max_trajectory_tokens", "user", "refused", "max_new_tokens",
-    "user_failed", "not_begun",
-)  # fmt: skip
-"""Why a trajectory ended, by the number in ("agentic", "ended_by").
-
-0: it goes on, or another transform ended it.
-"""
+DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 _stack: Any = NonTensorStack  # declared abstract, which it is not
-_DTYPES = {
-    "any_tool_calls": torch.bool,
-    "any_error": torch.bool,
-    "stop_requested": torch.bool,
-    "cut": torch.bool,
-    "no_verdict": torch.bool,
-    "not_begun": torch.bool,
-    "n_calls": torch.int64,
-    "n_errors": torch.int64,
-    "n_infra": torch.int64,
-    "turn": torch.int64,
-    "tool_reward": torch.float32,
-    "trajectory_reward": torch.float32,
-    "tool_seconds": torch.float32,
-    "trajectory": torch.int64,
-    "ended_by": torch.int64,
-}
-_BY_DTYPE = {dtype: [name for name in _DTYPES if _DTYPES[name] is dtype] for dtype in set(_DTYPES.values())}
 
 
-def agentic_spec(shape: torch.Size, device: torch.device | None, *, calls: bool = False) -> Composite:
-    """Return the spec of the entries, each [*shape, 1].
+def column_specs(
+    columns: Iterable[Column], shape: torch.Size, device: torch.device | None
+) -> dict[str, TensorSpec]:
+    """Return the specs of columns by name: numbers [*shape, 1], lists [*shape].
 
     Args:
+        columns: The columns.
         shape: Batch size of the environment.
         device: Device of the entries.
-        calls: Whether there is a list of calls per row, [*shape].
     """
     each = torch.Size((*shape, 1))
-    entries: dict[str, TensorSpec] = {
-        name: Binary(n=1, shape=each, dtype=dtype, device=device)
-        if dtype is torch.bool
-        else Unbounded(shape=each, dtype=dtype, device=device)
-        for name, dtype in _DTYPES.items()
-    }
-    if calls:
-        entries["calls"] = NonTensor(shape=shape, device=device, example_data=[])
-    return Composite(entries, shape=shape, device=device)
+    made: dict[str, TensorSpec] = {}
+    for column in columns:
+        if column.kind is list:
+            made[column.name] = NonTensor(shape=shape, device=device, example_data=[])
+        elif column.kind is bool:
+            made[column.name] = Binary(n=1, shape=each, dtype=torch.bool, device=device)
+        else:
+            made[column.name] = Unbounded(shape=each, dtype=DTYPES[column.kind], device=device)
+    return made
 
 
-def write_report(
-    tensordict: TensorDictBase, sessions: SessionRows[Any], turns: Sequence[RowTurn], *, calls: bool = False
+def write_columns(
+    tensordict: TensorDictBase,
+    columns: Sequence[Column],
+    episodes: Mapping[int, Episode],
+    turns: Sequence[OpenTurn] = (),
+    *,
+    is_first: bool = False,
 ) -> None:
-    """Write the entries of a step, or of a reset, under "agentic".
+    """Write columns of a step, or of a reset, under "agentic".
 
     Args:
         tensordict: The "next" of a step, or the result of a reset, [*B].
-        sessions: Sessions of the rows.
+        columns: The columns.
+        episodes: Trajectories by row.
         turns: Turns of the rows that took part in the step; none at a reset.
-        calls: Whether the list of calls is written too.
+        is_first: Whether nothing else is under "agentic" yet.
     """
     shape, device = tensordict.batch_size, tensordict.device
-    columns: dict[str, list[float]] = {name: [0] * shape.numel() for name in _DTYPES}
-    for row, number in sessions.ids.items():
-        columns["trajectory"][row] = number
-    if turns:
-        for row, session in sessions.sessions.items():
-            columns["turn"][row] = session.turn
-    for turn in turns:
-        columns["cut"][turn.row] = turn.is_cut
-        columns["not_begun"][turn.row] = turn.session.begin_error is not None
-        _count(columns, turn.row, turn.results)
-    entries: dict[str, torch.Tensor] = {}
-    for dtype, names in _BY_DTYPE.items():  # one tensor per type is cheaper than one per name
-        made = torch.tensor([columns[name] for name in names], dtype=dtype, device=device)
-        entries.update(zip(names, made.reshape(len(names), *shape, 1).unbind(0), strict=True))
-    written = TensorDict._new_unsafe(entries, batch_size=shape, device=device)  # pyright: ignore[reportPrivateUsage]  checks cost as much as the rest
-    if calls:
-        lists: dict[int, list[dict[str, JSON]]] = {}
+    size, entries = shape.numel(), dict[str, Any]()
+    by_kind: dict[type, list[Column]] = {}
+    for column in columns:
+        by_kind.setdefault(column.kind, []).append(column)
+    for kind, some in by_kind.items():
+        values: list[list[Any]] = [_values(column, episodes, turns, size) for column in some]
+        if kind is list:
+            for column, lists in zip(some, values, strict=True):
+                entries[column.name] = _lists(lists, shape)
+            continue
+        # One tensor per type is cheaper than one per name.
+        made = torch.tensor(values, dtype=DTYPES[kind], device=device).reshape(len(some), *shape, 1)
+        entries.update(zip((column.name for column in some), made.unbind(0), strict=True))
+    if is_first:
+        lists = {name: value for name, value in entries.items() if not isinstance(value, torch.Tensor)}
+        tensors = {name: value for name, value in entries.items() if name not in lists}
+        written = TensorDict._new_unsafe(tensors, batch_size=shape, device=device)  # pyright: ignore[reportPrivateUsage]  checks cost as much as the rest
+        tensordict.set(KEY, written)
+        entries = lists
+    for name, value in entries.items():
+        tensordict.set((KEY, name), value)
+
+
+def _values(
+    column: Column, episodes: Mapping[int, Episode], turns: Sequence[OpenTurn], size: int
+) -> list[Any]:
+    values = [column.kind() for _ in range(size)] if column.kind is list else [column.kind()] * size
+    if column.of_episode is not None:
+        for row, episode in episodes.items():
+            values[row] = column.of_episode(episode)
+    elif column.of_turn is not None:
         for turn in turns:
-            lists[turn.row] = call_records(turn.calls, turn.results, turn.session.n_calls)
-            turn.session.n_calls += len(turn.calls)
-        written.set("calls", call_lists(lists, shape))
-    tensordict.set(KEY, written)
+            values[turn.episode.row] = column.of_turn(turn)
+    return values
 
 
-def _count(columns: Mapping[str, list[float]], row: int, results: Sequence[ToolResult]) -> None:
-    """Write the counts and sums over the results of a row."""
-    if not results:
-        return
-    errors = sum(result.is_error for result in results)
-    is_stopped = any(result.stop for result in results)
-    columns["any_tool_calls"][row] = True
-    columns["any_error"][row] = errors > 0
-    columns["stop_requested"][row] = is_stopped
-    columns["ended_by"][row] = REASONS.index("stop_tool") if is_stopped else 0
-    columns["n_calls"][row] = len(results)
-    columns["n_errors"][row] = errors
-    columns["n_infra"][row] = sum(result.status is Status.INFRA for result in results) if errors else 0
-    reward = sum(result.reward or 0.0 for result in results)
-    is_known = abs(reward) <= LARGEST_REWARD
-    columns["no_verdict"][row] = not is_known
-    columns["tool_reward"][row] = reward if is_known else math.nan
-    columns["tool_seconds"][row] = sum(result.timing.run_s for result in results if result.timing is not None)
+def _lists(values: Sequence[Any], shape: torch.Size) -> TensorDictBase:
+    """Return an entry with a list per row."""
+    flat: list[Any] = [NonTensorData(value) for value in values]
+    for size in reversed(shape[1:]):
+        flat = [_stack(*flat[start : start + size]) for start in range(0, len(flat), size)]
+    return _stack(*flat)
 
 
-def mark_ended(next_tensordict: TensorDictBase, rows: torch.Tensor, reason: str) -> None:
-    """Write why rows end; the first reason that is written for a row counts.
+def write_ends(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage: Stage) -> bool:
+    """Set the flags and the reasons of the rows that a stage has ended; the first reason counts.
 
     Args:
         next_tensordict: The "next" of a step, [*B].
-        rows: The rows that end, bool, [*B, 1].
-        reason: One of `REASONS`.
+        turns: The turns.
+        stage: The stage, which has acted on them.
+
+    Returns:
+        True if it has ended a row.
     """
+    ended = [
+        (turn.episode.row, effect)
+        for turn in turns
+        if (effect := turn.effects[stage]).terminated or effect.truncated
+    ]
+    if not ended:
+        return False
+    done = next_tensordict.get("done")
+    flags = {name: torch.zeros(done.numel(), dtype=torch.bool) for name in ("terminated", "truncated")}
+    reasons = torch.zeros(done.numel(), dtype=torch.int64)
+    for row, effect in ended:
+        flags["terminated"][row], flags["truncated"][row] = effect.terminated, effect.truncated
+        reasons[row] = NUMBER_OF.get(effect.reason, 0)
+    for name, added in flags.items():
+        added = added.to(done.device).reshape(done.shape)
+        known = next_tensordict.get(name, None)
+        next_tensordict.set(name, added if known is None else known | added)
+        done = done | added
+    next_tensordict.set("done", done)  # collectors look at "done" alone
     known = next_tensordict.get(ENDED_BY, None)
     if known is not None:
-        number = torch.full_like(known, REASONS.index(reason))
-        next_tensordict.set(ENDED_BY, torch.where(rows.reshape(known.shape) & (known == 0), number, known))
+        reasons = reasons.to(known.device).reshape(known.shape)
+        next_tensordict.set(ENDED_BY, torch.where(known == 0, reasons, known))
+    return True
 
 
-def add_final_rewards(tensordict: TensorDictBase, rewards: Mapping[int, float]) -> None:
-    """Add the final rewards of tools to ("agentic", "trajectory_reward").
+def write_final_rewards(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:
+    """Write ("agentic", "trajectory_reward") of rows whose tools have given their final rewards.
 
     Args:
-        tensordict: The "next" of a step, [*B].
-        rewards: Sums of the tools' final rewards by row; NaN where a tool has no verdict.
+        next_tensordict: The "next" of a step, [*B].
+        turns: The turns of these rows.
     """
-    if any(rewards.values()):
-        known = tensordict.get(FINAL_REWARD)
-        values = [rewards.get(row, 0.0) for row in range(known.numel())]
-        more = torch.tensor(values, dtype=known.dtype, device=known.device)
-        final = known + more.reshape(known.shape)
-        tensordict.set(FINAL_REWARD, final)
-        mark_no_verdict(tensordict, final.isnan())
+    final = next_tensordict.get(FINAL_REWARD).clone()
+    flat = final.reshape(-1)
+    for turn in turns:
+        flat[turn.episode.row] = turn.final_reward
+    next_tensordict.set(FINAL_REWARD, final)
+    mark_no_verdict(next_tensordict, final.isnan())
+
+
+def write_rewards(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage: Stage) -> None:
+    """Write the rewards of a stage as "reward", [*B, 1, 1], or add them to those that are there.
+
+    Args:
+        next_tensordict: The "next" of a step, [*B].
+        turns: The turns.
+        stage: The stage, which has acted on them.
+    """
+    done = next_tensordict.get("done")
+    values = [0.0] * done.numel()
+    for turn in turns:
+        values[turn.episode.row] = turn.effects[stage].reward
+    reward = torch.tensor(values, dtype=torch.float32, device=done.device).reshape(done.shape)
+    if any(map(math.isnan, values)):
+        mark_no_verdict(next_tensordict, reward.isnan())
+    reward = reward.unsqueeze(-1)
+    known = next_tensordict.get("reward", None)
+    next_tensordict.set("reward", reward if known is None else known.reshape(reward.shape) + reward)
 
 
 def mark_no_verdict(tensordict: TensorDictBase, rows: torch.Tensor) -> None:
@@ -172,47 +199,21 @@ def mark_no_verdict(tensordict: TensorDictBase, rows: torch.Tensor) -> None:
         tensordict.set(NO_VERDICT, rows if known is None else known | rows)
 
 
-def call_records(
-    calls: Sequence[ParsedCall], results: Sequence[ToolResult], number: int
-) -> list[dict[str, JSON]]:
-    """Return id, number, tool, status, reward and metrics of each call of a turn.
-
-    Args:
-        calls: The calls.
-        results: Their results.
-        number: Number of calls of the trajectory before, as the sources of a `TokenLedger` count them.
-    """
-    return [
-        {
-            "call_id": call.call_id,
-            "number": number + index,
-            "tool": call.tool,
-            "status": str(result.status),
-            "reward": result.reward,
-            "metrics": dict(result.metrics or {}),
-        }
-        for index, (call, result) in enumerate(zip(calls, results, strict=True))
-    ]
+def with_reward(reward_spec: Any) -> Any:
+    """Add the reward to a spec, [*B, 1, 1], also if another transform declared [*B, 1]."""
+    shape = torch.Size((*reward_spec.shape, 1, 1))
+    if "reward" not in reward_spec.keys():
+        reward_spec["reward"] = Unbounded(shape=shape, dtype=torch.float32, device=reward_spec.device)
+    elif reward_spec["reward"].shape != shape:
+        reward_spec["reward"] = reward_spec["reward"].reshape(shape)
+    return reward_spec
 
 
-def call_lists(by_row: Mapping[int, list[dict[str, JSON]]], shape: torch.Size) -> TensorDictBase:
-    """Return the entry with a list of calls per row.
-
-    Args:
-        by_row: Records of the calls by row.
-        shape: The batch size, [*B].
-    """
-    flat: list[Any] = [NonTensorData(by_row.get(row, [])) for row in range(shape.numel())]
-    for size in reversed(shape[1:]):
-        flat = [_stack(*flat[start : start + size]) for start in range(0, len(flat), size)]
-    return _stack(*flat)
-
-
-def with_truncated(tensordict_reset: TensorDictBase) -> TensorDictBase:
+def with_truncated(tensordict: TensorDictBase) -> TensorDictBase:
     """Write "truncated", False in all rows, unless it is there."""
-    if tensordict_reset.get("truncated", None) is None:
-        tensordict_reset.set("truncated", torch.zeros_like(tensordict_reset.get("done")))
-    return tensordict_reset
+    if tensordict.get("truncated", None) is None:
+        tensordict.set("truncated", torch.zeros_like(tensordict.get("done")))
+    return tensordict
 
 
 def spec_with_truncated(done_spec: Any) -> Any:
@@ -223,30 +224,18 @@ def spec_with_truncated(done_spec: Any) -> Any:
     return done_spec
 
 
-def truncate(next_tensordict: TensorDictBase, cut: torch.Tensor) -> TensorDictBase:
-    """Set `truncated` and `done` of some rows.
-
-    Args:
-        next_tensordict: The "next" of a step, [*B].
-        cut: True for the rows to end, bool, [*B, 1].
-    """
-    known = next_tensordict.get("truncated", None)
-    next_tensordict.set("truncated", cut if known is None else known | cut)
-    return next_tensordict.set("done", next_tensordict.get("done") | cut)
-
-
 NO_HISTORY = (
     'ToolCompose reads ("history", "prompt"), and this environment has input_mode={mode!r}. '
     "Use ChatEnv(input_mode='history'); a policy may generate from tokens all the same"
 )
 
 
-def observation(spec: Any, *, calls: bool = False) -> Any:
+def observation(spec: Any, columns: Iterable[Column]) -> Any:
     """Add the entries under "agentic" to an observation spec, and make the prompt an `AgentHistory`.
 
     Args:
         spec: Spec of the observations.
-        calls: Whether there is a list of calls per row.
+        columns: The columns.
 
     Raises:
         ValueError: If the environment has no history.
@@ -259,7 +248,8 @@ def observation(spec: Any, *, calls: bool = False) -> Any:
     spec["history"]["prompt"] = Composite(
         fields, shape=prompt.shape, device=prompt.device, data_cls=AgentHistory
     )
-    spec[KEY] = agentic_spec(spec.shape, spec.device, calls=calls)
+    entries = column_specs(columns, spec.shape, spec.device)
+    spec[KEY] = Composite(entries, shape=spec.shape, device=spec.device)
     return spec
 
 

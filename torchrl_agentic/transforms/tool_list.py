@@ -23,6 +23,7 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import ToolCallParser, get_parser
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.tool_adapter import ensure_tool, ensure_toolset
+from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.pipeline import tokenizer_of
 
@@ -152,7 +153,7 @@ class ToolList(Compose):
     A tool is set up when it is added. Other transforms that are added go into an outer `Compose`.
     """
 
-    parser: ToolCallParser
+    stage: CallsStage
     _toolsets: list[Added]
     _rows: SessionRows[Any]
     knows_tokenizer: bool
@@ -217,7 +218,7 @@ class ToolList(Compose):
 
         Control tokens are escaped, because descriptions may come from a server.
         """
-        return [self.parser.control_escaper.json(tool.spec()) for tool in self._tools]
+        return [self.stage.parser.control_escaper.json(tool.spec()) for tool in self._tools]
 
     def new_dispatcher(self) -> Dispatcher:
         """Return a dispatcher with these tools, limiters and threads, and with sessions of its own.
@@ -304,7 +305,8 @@ class ToolList(Compose):
             return
         tokenizer, kwargs = tokenizer_of(self.container)
         if tokenizer is not None and id(tokenizer) != self._met_tokenizer:
-            self.parser, self._met_tokenizer = self.parser.with_tokenizer(tokenizer, **kwargs), id(tokenizer)
+            self.stage.parser = self.stage.parser.with_tokenizer(tokenizer, **kwargs)
+            self._met_tokenizer = id(tokenizer)
 
     def _reopen_toolsets(self) -> None:
         """Open the toolsets again after `close`; they may offer other tools now."""
@@ -429,7 +431,7 @@ class ToolList(Compose):
 
     def __repr__(self) -> str:
         tools = ", ".join(tool.name for tool in self._tools)
-        return f"{type(self).__name__}([{tools}], parser={self.parser!r})"
+        return f"{type(self).__name__}([{tools}], parser={self.stage.parser!r})"
 
 
 def parser_for(parser: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolCallParser:

@@ -6,49 +6,42 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.data import Composite, Unbounded
-from torchrl.envs.transforms import Transform
+from torchrl.data import Unbounded
 
 from torchrl_agentic.parsers.base import Tools
+from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
-from torchrl_agentic.tokens.writer import ChatEncoder, NextPrompt, TokenWriter
+from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
+from torchrl_agentic.trajectory.encoding import EncodingStage
+from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.compose import ToolCompose
 from torchrl_agentic.transforms.dataset_rows import tool_selection
-from torchrl_agentic.transforms.pipeline import beside, reset_rows, stepped
-from torchrl_agentic.transforms.specs import (
-    mark_ended,
-    spec_with_truncated,
-    truncate,
-    with_truncated,
-)
+from torchrl_agentic.transforms.pipeline import reset_rows, stepped
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
     TOKENS_LEFT,
     TokenRow,
     as_token_rows,
-    column_tensor,
     ragged_spec,
     read_rows,
     row_of,
     write_rows,
 )
+from torchrl_agentic.transforms.turn_transform import TurnTransform, see
 
 TOKENS, ATTENTION = ("tokens", "prompt"), ("masks", "all_attention_mask")
 LEDGER = {"mask": torch.bool, "sources": torch.int64, "log_probs": torch.float32}
-_DRIFT = (specs.KEY, "token_drift")
 _RAGGED = {"tokens": {"prompt": torch.int64}, "masks": {"all_attention_mask": torch.bool}, "ledger": LEDGER}
 _NEEDS_TOKENS = (
     'TurnTokenizer needs a policy that generates from ("tokens", "prompt"), without padding, and writes '
@@ -56,7 +49,7 @@ _NEEDS_TOKENS = (
 )
 
 
-class TurnTokenizer(Transform):
+class TurnTokenizer(TurnTransform):
     """Writes ("tokens", "prompt"): exactly the ids so far, then those of the injected messages.
 
     Put it last in the environment, behind `ToolCompose` and every other transform that adds messages; the
@@ -109,6 +102,8 @@ class TurnTokenizer(Transform):
         TypeError: If the tokenizer is not a fast tokenizer with a chat template.
     """
 
+    stage: EncodingStage
+
     def __init__(
         self,
         tokenizer: Any,
@@ -127,8 +122,7 @@ class TurnTokenizer(Transform):
         tokenization_sanity_check_mode: Mode = "strict",
         raise_on_drift: bool = False,
     ) -> None:
-        super().__init__()
-        self.chat_encoder = ChatEncoder(
+        encoder = ChatEncoder(
             tokenizer,
             tools=tools,
             chat_template=chat_template,
@@ -143,10 +137,14 @@ class TurnTokenizer(Transform):
             use_inference_chat_template=use_inference_chat_template,
             tokenization_sanity_check_mode=tokenization_sanity_check_mode,
         )
+        super().__init__(EncodingStage(encoder, raises_on_drift=raise_on_drift))
         self.tokenizer = tokenizer
-        self.raise_on_drift = raise_on_drift
-        self._has_warned = False
         self._reset_mask: torch.Tensor | None = None
+
+    @property
+    def chat_encoder(self) -> ChatEncoder:
+        """The part that all rows share."""
+        return self.stage.encoder
 
     @property
     def template(self) -> ChatTemplate:
@@ -170,80 +168,40 @@ class TurnTokenizer(Transform):
                 chat = _chat(conversation.messages)
                 ledger = self.chat_encoder.begin(chat, tools=tool_selection(td, index)).ledger
             rows.append(_Row.of(ledger, td.device))
-        self._write(td, rows)
-        drift = torch.zeros_like(td.get("done"), dtype=torch.int64)
-        return with_truncated(td.set(_DRIFT, drift))
+        self._write_rows(td, rows)
+        return super()._reset(tensordict, td)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Continue each row with the tokens that were sampled and the messages that were injected."""
+        compose = self.compose
+        turns = compose.open_turns(tensordict, next_tensordict, self.stage.name)
         befores, afters = border.prompts(tensordict), border.prompts(next_tensordict)
-        done, active = next_tensordict.get("done").reshape(-1).tolist(), stepped(tensordict)
+        see(turns, next_tensordict, afters)
         roots = _roots(tensordict, len(befores))
-        drifts, full, rows = [0] * len(roots), [False] * len(roots), []
-        shortened = False
-        for index, (root, before) in enumerate(zip(roots, befores, strict=True)):
-            if not active[index]:
-                rows.append(root.row)
-                continue
-            writer, prompt, conversation = self._continue(tensordict, index, root, before, afters[index])
-            rows.append(
-                _Row.of(writer.ledger, next_tensordict.device)
-                if self._renders_anew
-                else root.row.extended(writer.ledger)
-            )
-            shortened = shortened or conversation is not afters[index]
-            afters[index] = conversation
-            left = writer.room(root.context_length)
-            full[index] = not done[index] and left is not None and left <= 0
-            if self._renders_anew:
-                drifts[index] = prompt.n_replaced
-            elif done[index] or full[index]:
-                drifts[index] = self._count_drift(rows[index].ledger(), conversation, writer.tools)
-            if left is not None and left < 0:  # nothing is sampled behind what does not fit
-                rows[index] = rows[index].clipped(writer.size + left)
-        self._write(next_tensordict, rows)
-        if shortened:
+        for turn in turns:
+            row = turn.episode.row
+            self._prepare(turn, roots[row], tool_selection(tensordict, row), n_before=len(befores[row]))
+        self._act(turns)
+        rows = [root.row for root in roots]
+        for turn in turns:
+            row = turn.episode.row
+            rows[row] = self._written(turn, roots[row], next_tensordict.device)
+            for place, message in turn.shortened.items():
+                afters[row] = afters[row].replaced(place, message)
+        if any(turn.shortened for turn in turns):
             border.set_prompts(next_tensordict, afters)
-        drift = torch.tensor(drifts, device=next_tensordict.device)
-        next_tensordict.set(_DRIFT, drift.reshape(next_tensordict.get("done").shape))
-        return self._truncated(next_tensordict, full)
-
-    def _post_step_mdp_hooks(
-        self, tensordict: TensorDictBase, tensordict_: TensorDictBase
-    ) -> tuple[TensorDictBase, TensorDictBase]:
-        """Hold tokens that a policy of TorchRL wrote as `TokenRows`; their own form breaks `torch.where`."""
-        for key in ("tokens", "masks", "log_probs"):
-            as_token_rows(tensordict, key)
-        return tensordict, tensordict_
-
-    @property
-    def _renders_anew(self) -> bool:
-        return self.chat_encoder.use_inference_chat_template
-
-    def _truncated(self, next_tensordict: TensorDictBase, full: Sequence[bool]) -> TensorDictBase:
-        """End the rows that have no room left, and close the sessions of their trajectories."""
-        done = next_tensordict.get("done")
-        rows = torch.tensor(full, device=done.device).reshape(done.shape)
-        truncate(next_tensordict, rows)
-        if any(full):
-            mark_ended(next_tensordict, rows, "max_trajectory_tokens")
-            for compose in beside(self, ToolCompose):
-                compose.end(full, next_tensordict)
+        self._write_rows(next_tensordict, rows)
+        self._write(next_tensordict, turns)
+        compose.settle(turns, next_tensordict)
         return next_tensordict
 
-    def _continue(
-        self,
-        tensordict: TensorDictBase,
-        index: int,
-        root: _Root,
-        before: border.Conversation,
-        after: border.Conversation,
-    ) -> tuple[TokenWriter, NextPrompt, border.Conversation]:
-        """Write the next prompt of a row; return the conversation with the messages as they were encoded."""
-        messages, n_before = after.messages, len(before)
+    def _prepare(self, turn: OpenTurn, root: _Root, tools: frozenset[str] | None, *, n_before: int) -> None:
+        """Give a turn the writer of its tokens."""
+        turn.effects.pop(self.stage, None)  # written anew if the step is repeated, since it only reads
+        turn.n_before, turn.context_length = n_before, root.context_length
+        turn.shortened = {}
         # Most templates do not need the earlier messages: reading them would cost more with each turn.
-        earlier = _chat(messages[:n_before]) if self.chat_encoder.reads_whole_chat else []
-        tools = tool_selection(tensordict, index)
+        earlier = _chat(turn.earlier[:n_before]) if self.chat_encoder.reads_whole_chat else []
         if self._renders_anew:
             ledger = TokenLedger()
             ledger.add_prompt(root.row.ids)
@@ -257,14 +215,37 @@ class TurnTokenizer(Transform):
                 next_call=root.row.next_call(),
             )
         writer.add_sampled(root.response_ids, root.response_log_probs)
-        answer, *injected = _chat(messages[n_before:])
-        prompt = writer.add_messages(answer, injected, context_length=root.context_length)
-        for place, (old, new) in enumerate(zip(injected, prompt.injected, strict=True), n_before + 1):
-            if new is not old:
-                after = after.replaced(place, {**messages[place], "content": new["content"]})
-        return writer, prompt, after
+        turn.writer, turn.whole_writer = writer, partial(self._whole, turn, root, writer)
 
-    def _write(self, td: TensorDictBase, rows: Sequence[_Row]) -> None:
+    def _whole(self, turn: OpenTurn, root: _Root, writer: TokenWriter) -> TokenWriter:
+        """Return a writer with all tokens of a row, for the check for drift."""
+        ledger = root.row.extended(writer.ledger).ledger()
+        messages = [*turn.earlier, turn.answer, *turn.injected]
+        chat = _chat([turn.shortened.get(place, message) for place, message in enumerate(messages)])
+        return TokenWriter(self.chat_encoder, ledger, messages=chat, tools=writer.tools)
+
+    def _written(self, turn: OpenTurn, root: _Root, device: torch.device | None) -> _Row:
+        """Return the tokens of a row behind its turn, up to the bound."""
+        writer = turn.writer
+        assert writer is not None
+        row = _Row.of(writer.ledger, device) if self._renders_anew else root.row.extended(writer.ledger)
+        left = writer.room(root.context_length)
+        # Nothing is sampled behind what does not fit.
+        return row.clipped(writer.size + left) if left is not None and left < 0 else row
+
+    def _post_step_mdp_hooks(
+        self, tensordict: TensorDictBase, tensordict_: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Hold tokens that a policy of TorchRL wrote as `TokenRows`; their own form breaks `torch.where`."""
+        for key in ("tokens", "masks", "log_probs"):
+            as_token_rows(tensordict, key)
+        return tensordict, tensordict_
+
+    @property
+    def _renders_anew(self) -> bool:
+        return self.chat_encoder.use_inference_chat_template
+
+    def _write_rows(self, td: TensorDictBase, rows: Sequence[_Row]) -> None:
         """Write the tokens of all rows of a batch."""
         write_rows(td, "tokens", [row.tokens for row in rows])
         write_rows(td, "masks", [row.masks() for row in rows])
@@ -273,23 +254,6 @@ class TurnTokenizer(Transform):
         if bound is not None:
             left = torch.tensor([bound - len(row) for row in rows], device=td.device)
             td.set(TOKENS_LEFT, left.reshape(td.get("done").shape))
-
-    def _count_drift(
-        self, ledger: TokenLedger, conversation: border.Conversation, tools: Collection[str] | None
-    ) -> int:
-        """Return how many tokens of a trajectory drift; warn of the first drift, or raise."""
-        if self.chat_encoder.drift_mode == "disable":
-            return 0
-        chat = _chat(conversation.messages)
-        drift = TokenWriter(self.chat_encoder, ledger, messages=chat, tools=tools).find_drift()
-        if drift is None:
-            return 0
-        if self.raise_on_drift:
-            raise RuntimeError(str(drift))
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(f"{drift}. Later ones are only counted, in {_DRIFT}", stacklevel=2)
-        return drift.tokens
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
         """Add the entries that this transform writes.
@@ -302,17 +266,11 @@ class TurnTokenizer(Transform):
         shape, device = observation_spec.shape, observation_spec.device
         for key, names in _RAGGED.items():
             observation_spec[key] = ragged_spec(names, shape, device)
-        if specs.KEY not in observation_spec.keys():
-            observation_spec[specs.KEY] = Composite(shape=shape, device=device)
+        observation_spec = super().transform_observation_spec(observation_spec)
         each = torch.Size((*shape, 1))
-        observation_spec[_DRIFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
         if self.chat_encoder.max_trajectory_tokens is not None:
             observation_spec[TOKENS_LEFT] = Unbounded(shape=each, dtype=torch.int64, device=device)
         return observation_spec
-
-    def transform_done_spec(self, done_spec: Any) -> Any:
-        """Add `truncated`."""
-        return spec_with_truncated(done_spec)
 
     def __repr__(self) -> str:
         return f"TurnTokenizer({self.tokenizer.name_or_path!r}, deltas by {self.template.method})"

@@ -1,4 +1,4 @@
-"""`EarlyCalls`: start the calls of a message while the model is still writing it."""
+"""`SpeculativeCalls`: start the calls of a message while the model is still writing it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Detokenizer:
         return text[len(known) :]
 
 
-class EarlyCalls:
+class SpeculativeCalls:
     """Starts the calls of one message as soon as each is complete, if its tool has no effects.
 
     A call starts only if nothing can come between it and its result: its tool has neither effects nor a

@@ -9,12 +9,12 @@ from helpers.limit import limit
 from torchrl_agentic import Effects, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, Task
 from torchrl_agentic.collectors.agent import Agent
-from torchrl_agentic.collectors.early_calls import Detokenizer
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.engines import Sampled
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import byte_tokenizer, load_tiny
+from torchrl_agentic.trajectory.speculative_calls import Detokenizer
 
 TASK = Task("t", [{"role": "user", "content": "go"}])
 PATIENCE_S = limit(20)

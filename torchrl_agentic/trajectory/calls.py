@@ -1,0 +1,194 @@
+"""`CallsStage`: read the calls of a message, run them, and append their results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchrl_agentic.dispatch.opening import open_tools
+from torchrl_agentic.dispatch.rendering import render
+from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.parsers.base import ToolCallParser, parse_message
+from torchrl_agentic.trajectory.columns import CALLS, REPORTED_CALLS, Column
+from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.watch import SILENT
+
+if TYPE_CHECKING:
+    from torchrl_agentic.trajectory.episode import Episode
+    from torchrl_agentic.trajectory.open_turn import OpenTurn
+
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+)
+"""Strings that are cut off the end of a message: engines may leave the end-of-sequence token in the text."""
+
+
+class CallsStage(Stage):
+    """Reads the calls of each message, runs them, and appends their results; the stage of `ToolCompose`.
+
+    It ends a trajectory that a tool stops, whose message is a refusal, was cut off, or that could not begin.
+
+    Args:
+        parser: Reads calls and renders results.
+        tool_role: Role of the messages that carry results.
+        media: Whether images and videos become parts of messages.
+        passes_state: Whether tools with `wants_state` get a view of the row.
+        reports_calls: Whether there is a column with the list of calls.
+        eos_strings: Strings that are cut off the end of a message.
+    """
+
+    name = "ToolCompose"
+
+    def __init__(
+        self,
+        parser: ToolCallParser,
+        *,
+        tool_role: str = "tool",
+        media: bool = False,
+        passes_state: bool = False,
+        reports_calls: bool = False,
+        eos_strings: Sequence[str] = EOS_STRINGS,
+    ) -> None:
+        self.parser, self.tool_role, self.media = parser, tool_role, media
+        self.passes_state, self.reports_calls = passes_state, reports_calls
+        self.eos_strings = tuple(eos_strings)
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Counts, flags and rewards of the calls, and their list if it is reported."""
+        return (*CALLS, *REPORTED_CALLS) if self.reports_calls else CALLS
+
+    def run(self, turns: Sequence[OpenTurn]) -> Coroutine[Any, Any, None] | None:
+        """Read all messages; run the calls of all trajectories concurrently."""
+        escape = self.parser.control_escaper.escape
+        calling: list[OpenTurn] = []
+        for turn in turns:
+            session = turn.episode.session
+            turn.escape = escape
+            turn.parsed = parse_message(
+                self.parser,
+                turn.message,
+                tools=session.dispatcher.schemas,
+                turn=turn.number,
+                trajectory=turn.episode.name,
+            )
+            if turn.parsed.calls and turn.has_begun:
+                turn.calls = session.begin_turn(turn.parsed.calls)
+                calling.append(turn)
+            else:
+                session.turn += 1
+        if calling:
+            return self._call(turns, calling)
+        self._conclude(turns)
+        return None
+
+    async def _call(self, turns: Sequence[OpenTurn], calling: Sequence[OpenTurn]) -> None:
+        dispatcher = calling[0].episode.session.dispatcher
+        views = self.passes_state and any(tool.wants_state for tool in dispatcher.tools)
+        states = [turn.view() if views else None for turn in calling]
+        starts = [_doing(turn) for turn in calling]
+        if calling[0].speculative is None:
+            batch = [
+                (turn.episode.session, turn.calls, state) for turn, state in zip(calling, states, strict=True)
+            ]
+            results = await dispatcher.run(batch)
+        else:  # one trajectory of a collector
+            results = [await calling[0].speculative.run(calling[0].calls, states[0])]
+        for turn, some, start in zip(calling, results, starts, strict=True):
+            turn.results = some
+            turn.episode.session.n_calls += len(some)
+            _note_times(turn, start)
+        self._conclude(turns)
+
+    def _conclude(self, turns: Sequence[OpenTurn]) -> None:
+        """Append the results, record the turns, and end the trajectories that are over."""
+        for turn in turns:
+            rendered = self.render(turn.episode, turn.calls, turn.results) if turn.calls else ()
+            turn.add(rendered)
+            turn.episode.note_turn(turn, rendered)
+            if any(result.stop for result in turn.results):
+                turn.end("stop_tool", terminated=True)
+            if not turn.has_begun:
+                turn.end("not_begun", truncated=True)
+            if turn.message.refusal:
+                turn.end("refused", terminated=True)
+            elif turn.is_cut:
+                turn.end("max_trajectory_tokens" if turn.is_full else "max_new_tokens", truncated=True)
+
+    def render(
+        self, episode: Episode, calls: Sequence[ParsedCall], results: Sequence[ToolResult]
+    ) -> Sequence[Mapping[str, JSON]]:
+        """Return the messages that carry the results of calls.
+
+        Args:
+            episode: The trajectory.
+            calls: The calls.
+            results: One result per call.
+        """
+        return render(
+            self.parser, calls, results, trajectory=episode.name, tool_role=self.tool_role, media=self.media
+        )
+
+    async def open(self, episodes: Sequence[Episode]) -> list[Sequence[Mapping[str, JSON]]]:
+        """Open what opens at the beginning of trajectories, concurrently.
+
+        Args:
+            episodes: Trajectories that begin; their sessions have read their rows of the data set.
+
+        Returns:
+            For each trajectory the initial messages of its tools and worlds.
+        """
+        opened = await asyncio.gather(
+            *(open_tools(episode.session, episode.session.dispatcher.tools) for episode in episodes)
+        )
+        return [
+            self.render(episode, calls, results) if calls else ()
+            for episode, (calls, results) in zip(episodes, opened, strict=True)
+        ]
+
+
+def _doing(turn: OpenTurn) -> float:
+    watch = turn.episode.watch
+    if watch is SILENT:
+        return 0.0
+    return watch.doing("tools", ", ".join(dict.fromkeys(call.tool for call in turn.calls)))
+
+
+def _note_times(turn: OpenTurn, start: float) -> None:
+    """Note how long the calls of a turn took, together and each."""
+    watch = turn.episode.watch
+    if watch is SILENT:
+        return
+    watch.span("tools", start, turn=turn.number)
+    starts = {} if turn.speculative is None else turn.speculative.starts
+    for number, (call, result) in enumerate(zip(turn.calls, turn.results, strict=True)):
+        if result.timing is not None:
+            began = starts.get(number, start) + result.timing.queue_s
+            watch.span(
+                "tool", began, began + result.timing.run_s, name=call.tool, turn=turn.number,
+                status=result.status.name,
+            )  # fmt: skip
+
+
+def without_eos(text: str, eos_strings: Sequence[str]) -> str:
+    """Return a text without end-of-sequence strings, and white space around them, at its end.
+
+    Args:
+        text: Text of a message.
+        eos_strings: Strings to cut off.
+    """
+    while True:
+        trimmed = text.rstrip()
+        ending = next((eos for eos in eos_strings if trimmed.endswith(eos)), None)
+        if ending is None:
+            return text
+        text = trimmed.removesuffix(ending)

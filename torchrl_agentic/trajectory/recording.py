@@ -1,0 +1,171 @@
+"""`EpisodeRecording`, the record of a live trajectory, and `RecordStage`, which completes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
+from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.trajectory.calls import CallsStage
+from torchrl_agentic.trajectory.stage import Stage
+
+if TYPE_CHECKING:
+    from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
+    from torchrl_agentic.tokens.ledger import TokenLedger
+    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.stored_message import StoredMessage
+
+
+class EpisodeRecording:
+    """The record of one trajectory, from its first turn to its end; it does nothing without a hook.
+
+    Args:
+        hook: Receives the record, or None.
+        trajectory: Name of the trajectory.
+        row: Its place in the batch.
+
+    Attributes:
+        n_messages: Number of messages of the conversation that are recorded.
+        reason: Why it ended, as far as a border has read it; "" if unknown.
+    """
+
+    __slots__ = ("_has_ended", "_hook", "_recording", "_row", "_trajectory", "n_messages", "reason")
+
+    def __init__(self, hook: TrajectoryHook | None, trajectory: str, row: int) -> None:
+        self._hook, self._trajectory, self._row = hook, trajectory, row
+        self._recording: Recording | None = None
+        self._has_ended = False
+        self.n_messages, self.reason = 0, ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if there is a hook, and the record has not ended."""
+        return self._hook is not None and not self._has_ended
+
+    @property
+    def is_open(self) -> bool:
+        """True if a turn is recorded, and the record has not ended."""
+        return self._recording is not None
+
+    def record(self, turn: Turn) -> None:
+        """Record a turn."""
+        if self._hook is not None and not self._has_ended:
+            if self._recording is None:
+                self._recording = self._hook.begin(self._trajectory, self._row)
+            self._recording.record_turn(turn)
+
+    def record_open(self, turn: OpenTurn, rendered: Sequence[Mapping[str, Any]]) -> Turn:
+        """Record an open turn, and return its record.
+
+        Args:
+            turn: The turn, after its calls.
+            rendered: Messages that carry their results.
+        """
+        before = len(turn.earlier)
+        record = Turn(
+            self._trajectory,
+            turn.episode.n_turns - 1,
+            turn.message,
+            DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
+            tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in rendered),
+            tuple(message.read() for message in turn.earlier[self.n_messages :]),
+            turn.parsed.notes,
+            self._row,
+        )
+        self.n_messages = before + 1 + len(rendered)
+        self.record(record)
+        return record
+
+    def add_reward(self, value: float) -> None:
+        """Record the reward of the last turn; a later one replaces it."""
+        if self._recording is not None:
+            self._recording.add_reward(value)
+
+    def add_rest(self, messages: Sequence[StoredMessage]) -> None:
+        """Record the messages of a whole conversation that came after its last recorded turn.
+
+        Args:
+            messages: All messages.
+        """
+        rest, self.n_messages = messages[self.n_messages :], len(messages)
+        if self._recording is not None:
+            self._recording.add_messages([message.read() for message in rest])
+
+    def annotate(
+        self,
+        *,
+        score: float | None = None,
+        gts: JSON = None,
+        tokens: TokenRecord | None = None,
+        **extras: JSON,
+    ) -> None:
+        """Record facts about the whole trajectory; see `Recording.annotate`."""
+        if self._recording is not None:
+            self._recording.annotate(score=score, gts=gts, tokens=tokens, **extras)
+
+    def set_origin(self, origin: Origin) -> None:
+        """Record where the trajectory comes from."""
+        if self._recording is not None:
+            self._recording.set_origin(origin)
+
+    def finish(self, reason: str) -> None:
+        """End the record, if there is one.
+
+        Args:
+            reason: Why the trajectory ended, unless `reason` is known already.
+        """
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            self._has_ended = True
+            recording.finish(self.reason or reason)
+
+
+class RecordStage(Stage):
+    """Adds rewards, right answers and further columns to the records of trajectories.
+
+    Args:
+        gts: Column of the data set with the right answer, or None for the first of `RIGHT_ANSWERS`.
+        extras: Keys of other columns, of the data set or of the step, by their names in the record.
+        tokens: Whether the tokens are recorded.
+    """
+
+    name = "RecordTransform"
+    needs = (CallsStage,)
+
+    def __init__(self, gts: Any = None, extras: Mapping[str, Any] | None = None, *, tokens: bool) -> None:
+        self.gts: Sequence[Any] = RIGHT_ANSWERS if gts is None else (gts,)
+        self.extras, self.tokens = dict(extras or {}), tokens
+
+    def run(self, turns: Sequence[OpenTurn]) -> None:
+        """Complete the records of the trajectories that have ended."""
+        for turn in turns:
+            recording = turn.episode.recording
+            if turn.is_over and recording.is_open:
+                recording.add_rest([*turn.earlier, turn.answer, *turn.injected])
+                found = turn.lookup([*self.gts, *self.extras.values()])
+                gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
+                extras = {name: _single(found.get(key)) for name, key in self.extras.items()}
+                recording.annotate(gts=gts, **extras)
+
+
+def token_record(ledger: TokenLedger, tokenizer: Any) -> TokenRecord:
+    """Return the tokens of a trajectory for its record.
+
+    Args:
+        ledger: The tokens.
+        tokenizer: Decodes each span, or None.
+    """
+    from torchrl_agentic.records import TokenRecord
+
+    if tokenizer is None:
+        return TokenRecord(ledger)
+    ids = ledger.ids
+    texts: Iterable[str] = (tokenizer.decode(ids[span.start : span.stop]) for span in ledger.spans())
+    return TokenRecord(ledger, tuple(texts))
+
+
+def _single(value: JSON) -> JSON:
+    """Return the number of a column of one number per row."""
+    items = cast("list[JSON]", value) if isinstance(value, list) else []
+    return items[0] if len(items) == 1 else value

@@ -1,0 +1,178 @@
+"""The stages that give rewards: for tool calls, for the right answer, and from simulated users."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchrl_agentic.messages import as_number
+from torchrl_agentic.trajectory.calls import CallsStage
+from torchrl_agentic.trajectory.columns import Column
+from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
+from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.task_columns import final_answer
+from torchrl_agentic.trajectory.users import UserStage
+
+if TYPE_CHECKING:
+    from torchrl_agentic.trajectory.open_turn import OpenTurn
+
+logger = logging.getLogger(__name__)
+
+Place = Literal["turn", "end", "tokens"]
+
+
+class NoAnswer(LookupError):
+    """A task, or a row of a data set, has no right answer."""
+
+
+class ToolRewardStage(Stage):
+    """Gives the rewards of calls, and at the end the final rewards of tools.
+
+    It closes what trajectories that have ended hold open, since only then the final rewards are known.
+
+    Args:
+        place: "turn": each turn has its own reward. "end": the last turn has the sum of all. "tokens": as
+            "turn", and the border writes them at the sampled tokens.
+        calls: Weight of the rewards of calls.
+        trajectories: Weight of the final rewards.
+    """
+
+    name = "ToolRewardTransform"
+    needs = (CallsStage,)
+    gives_rewards = True
+
+    def __init__(self, *, place: Place, calls: float, trajectories: float) -> None:
+        self.place: Place = place
+        self.calls, self.trajectories = calls, trajectories
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The sum so far, if only the end has a reward."""
+        if self.place != "end":
+            return ()
+        return (Column("tool_return", float, "last", of_episode=self.so_far),)
+
+    def run(self, turns: Sequence[OpenTurn]) -> Coroutine[Any, Any, None] | None:
+        """Give each turn its reward."""
+        if ended := finish_turns(turns):
+            return self._after(ended, turns)
+        self._reward(turns)
+        return None
+
+    async def _after(self, ended: Iterable[Episode], turns: Sequence[OpenTurn]) -> None:
+        await finish_all(ended)
+        self._reward(turns)
+
+    def _reward(self, turns: Sequence[OpenTurn]) -> None:
+        take_final_rewards(turns)
+        for turn in turns:
+            reward = 0.0
+            if self.calls:  # a weight of 0 leaves out NaN, too
+                reward += self.calls * turn.tool_reward
+            if self.trajectories:
+                reward += self.trajectories * turn.final_reward
+            if self.place == "end":
+                state = turn.episode.state
+                state[self] = so_far = state.get(self, 0.0) + reward
+                reward = so_far if turn.is_over else 0.0
+            turn.give(reward)
+
+    def so_far(self, episode: Episode) -> float:
+        """Return the sum of the rewards of a trajectory, with the place "end"."""
+        return episode.state.get(self, 0.0)
+
+
+class UserRewardStage(Stage):
+    """Gives the scores of a simulated user as rewards.
+
+    Args:
+        replies: Weight of the scores of its replies.
+        trajectories: Weight of its final score.
+    """
+
+    name = "UserRewardTransform"
+    needs = (UserStage,)
+    gives_rewards = True
+
+    def __init__(self, *, replies: float, trajectories: float) -> None:
+        self.replies, self.trajectories = replies, trajectories
+
+    def run(self, turns: Sequence[OpenTurn]) -> None:
+        """Give each turn its reward."""
+        for turn in turns:
+            reward = 0.0
+            if self.replies and turn.reply is not None:
+                reward += self.replies * (turn.reply.score or 0.0)
+            if self.trajectories:
+                reward += self.trajectories * turn.user_score
+            turn.give(reward)
+
+
+class AnswerRewardStage(Stage):
+    """Gives a reward at the end of a trajectory, whether its answer is right.
+
+    Args:
+        is_right: Function of (answer, right answer) that returns True if they agree.
+        columns: Columns of the data set that may have the right answer; the first that has one counts.
+        right: Reward of a right answer.
+        wrong: Reward of any other answer.
+    """
+
+    name = "AnswerRewardTransform"
+    needs = (CallsStage,)
+    gives_rewards = True
+
+    def __init__(
+        self, is_right: Callable[[str, str], bool], sources: Sequence[Any], *, right: float, wrong: float
+    ) -> None:
+        self.is_right, self.sources, self.right, self.wrong = is_right, tuple(sources), right, wrong
+        self._has_warned = False
+
+    def run(self, turns: Sequence[OpenTurn]) -> None:
+        """Give the trajectories that have ended their reward."""
+        for turn in turns:
+            if not turn.is_over:
+                continue
+            try:
+                turn.give(self._reward(turn))
+            except Exception as error:
+                self._warn(turn, error)
+                turn.give(math.nan, error)
+
+    def _reward(self, turn: OpenTurn) -> float:
+        said = (message.read() for message in reversed([*turn.earlier, turn.answer, *turn.injected]))
+        answer = next((message.text for message in said if message.role == "assistant"), "")
+        found = turn.lookup(self.sources)
+        truth = next((found[name] for name in self.sources if found.get(name) is not None), None)
+        if truth is None:
+            raise NoAnswer(f"no right answer in {', '.join(map(repr, self.sources))}")
+        return self.reward_of(answer, str(final_answer(truth)))
+
+    def reward_of(self, answer: str, truth: str) -> float:
+        """Return the reward of an answer.
+
+        Args:
+            answer: The last message of the model; its reasoning does not count.
+            truth: The right answer.
+
+        Raises:
+            TypeError: If `is_right` returns neither True nor False.
+        """
+        found = as_number(self.is_right(answer.rpartition("</think>")[2], truth), "the result of is_right")
+        if found not in (0.0, 1.0):
+            raise TypeError(f"is_right returns True or False; got {found}")
+        return self.right if found else self.wrong
+
+    def _warn(self, turn: OpenTurn, error: Exception) -> None:
+        """Log once why an answer has no verdict."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.error(
+                "%s: %s (trajectory %s): the reward is NaN, here and in further such rows",
+                self.name,
+                error,
+                turn.episode.name,
+                exc_info=None if isinstance(error, NoAnswer) else error,
+            )

@@ -1,0 +1,172 @@
+"""`TurnTransform`: the TensorDict border of a stage: read the rows, run the stage, write the columns."""
+
+# TensorDict border: TensorDict and TorchRL annotate few results.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Composite
+from torchrl.envs.transforms import Transform
+
+from torchrl_agentic.dispatch.event_loop import run
+from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.stage import Stage, act
+from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import specs
+from torchrl_agentic.transforms.pipeline import beside, stepped
+
+if TYPE_CHECKING:
+    from torchrl_agentic.transforms.compose import ToolCompose
+
+
+class TurnTransform(Transform):
+    """A transform whose rule is a stage, which an environment and an `AgentCollector` apply alike.
+
+    Put it behind `ToolCompose`. In an environment it acts on all rows of a step at once: it reads messages
+    and flags of the rows, runs the stage, and writes what the stage did: messages, "done", "terminated",
+    "truncated" and the reason, "reward", and its columns under "agentic". A collector runs the same stage.
+
+    Args:
+        stage: The rule.
+
+    Attributes:
+        reads_messages: Whether the stage reads or adds messages; reading them takes time.
+    """
+
+    reads_messages: ClassVar[bool] = True
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    @property
+    def compose(self) -> ToolCompose:
+        """The `ToolCompose` of the environment.
+
+        Raises:
+            RuntimeError: If there is none.
+        """
+        from torchrl_agentic.transforms.compose import ToolCompose
+
+        found = next(beside(self, ToolCompose), None)
+        if found is None:
+            raise RuntimeError(f"{self.stage.name} reads what ToolCompose writes: put it behind it")
+        return found
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        compose = self.compose
+        turns = compose.open_turns(tensordict, next_tensordict, self.stage.name)
+        rows = border.prompts(next_tensordict) if self.reads_messages else []
+        see(turns, next_tensordict, rows)
+        self._act(turns)
+        if rows:
+            write_messages(next_tensordict, rows, turns, self.stage)
+        self._write(next_tensordict, turns)
+        compose.settle(turns, next_tensordict)
+        return next_tensordict
+
+    def _act(self, turns: Sequence[OpenTurn]) -> None:
+        """Run the stage for the turns that it has not seen."""
+        rest = act(self.stage, turns)
+        if rest is not None:
+            run(rest)
+
+    def _write(self, next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:
+        """Write columns, ends and rewards."""
+        if self.stage.columns:
+            specs.write_columns(next_tensordict, self.stage.columns, self.compose.episodes, turns)
+        specs.write_ends(next_tensordict, turns, self.stage)
+        if self.stage.gives_rewards:
+            specs.write_rewards(next_tensordict, turns, self.stage)
+
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        if self.stage.columns:
+            specs.write_columns(tensordict_reset, self.stage.columns, self.compose.episodes)
+        return specs.with_truncated(tensordict_reset)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        """Add the columns of the stage."""
+        if self.stage.columns:
+            if specs.KEY not in observation_spec.keys():
+                shape, device = observation_spec.shape, observation_spec.device
+                observation_spec[specs.KEY] = Composite(shape=shape, device=device)
+            told = observation_spec[specs.KEY]
+            for name, spec in specs.column_specs(self.stage.columns, told.shape, told.device).items():
+                told[name] = spec
+        return observation_spec
+
+    def transform_done_spec(self, done_spec: Any) -> Any:
+        """Add `truncated`."""
+        return specs.spec_with_truncated(done_spec)
+
+    def transform_reward_spec(self, reward_spec: Any) -> Any:
+        """Add the reward, if the stage gives one."""
+        return specs.with_reward(reward_spec) if self.stage.gives_rewards else reward_spec
+
+
+def see(
+    turns: Sequence[OpenTurn], next_tensordict: TensorDictBase, rows: Sequence[border.Conversation] = ()
+) -> None:
+    """Set in open turns what other transforms may have changed.
+
+    Args:
+        turns: The turns.
+        next_tensordict: The "next" of a step, [*B].
+        rows: Conversations of all rows; empty if the stage reads none.
+    """
+    done = next_tensordict.get("done").reshape(-1).tolist()
+    for turn in turns:
+        row = turn.episode.row
+        turn.is_over = done[row]
+        if rows:
+            turn.injected = list(rows[row].messages[len(turn.earlier) + 1 :])
+
+
+def write_messages(
+    next_tensordict: TensorDictBase,
+    rows: list[border.Conversation],
+    turns: Sequence[OpenTurn],
+    stage: Stage,
+) -> None:
+    """Append the messages of a stage to the conversations, if there are any.
+
+    Args:
+        next_tensordict: The "next" of a step, [*B].
+        rows: Conversations of all rows; changed.
+        turns: The turns.
+        stage: The stage, which has acted on them.
+    """
+    changed = False
+    for turn in turns:
+        if added := turn.effects[stage].messages:
+            rows[turn.episode.row] = rows[turn.episode.row].extended(added)
+            changed = True
+    if changed:
+        border.set_prompts(next_tensordict, rows)
+
+
+def row_numbers(tensordict: TensorDictBase, key: str | tuple[str, str]) -> Sequence[Any]:
+    """Return the numbers of a column of the flattened batch; None for each row if there is no such column.
+
+    Args:
+        tensordict: The batch, [*B].
+        key: Key of the column, [*B, 1].
+    """
+    found = tensordict.get(key, None)
+    if found is None:
+        return [None] * tensordict.batch_size.numel()
+    return torch.Tensor.tolist(found.reshape(-1))
+
+
+def active_rows(tensordict: TensorDictBase) -> list[int]:
+    """Return the rows that take part in a step.
+
+    Args:
+        tensordict: The root of the step, [*B].
+    """
+    return [row for row, is_active in enumerate(stepped(tensordict)) if is_active]
