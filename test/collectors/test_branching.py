@@ -485,8 +485,6 @@ class Closed(Toolset):
 def test_contradictions_are_refused_at_construction():
     from torchrl_agentic.tools import Truncated
 
-    with pytest.raises(ValueError, match="exclude each other: a tree is whole"):
-        unbranched(tools=[pure], quorum=1)
     with pytest.raises(TypeError, match="'look' cannot fork, since CountedTool has sessions and defines no"):
         unbranched(tools=[CountedTool()])
     with pytest.raises(TypeError, match="'look' cannot fork"):

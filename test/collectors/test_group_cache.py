@@ -124,13 +124,6 @@ def test_a_trajectory_that_is_replaced_finds_the_results_of_its_group():
     assert (ran, stats.snapshot()["events"]) == ({"k": 2}, {"replaced": 1, "cached": 16})
 
 
-def test_trajectories_that_a_quorum_cancels_leave_their_calls_to_others():
-    """The first trajectory of each group runs the call, and is the first to be cancelled or to end."""
-    batches, ran, _ = run(group_cache=True, quorum=3)
-    assert len(rows_of(batches)) == 6
-    assert ran == {"k": 2}
-
-
 @pytest.mark.parametrize("wrong", ["look", 3, None, [3]])
 def test_something_else_than_names_is_refused(wrong):
     with pytest.raises(TypeError, match="group_cache is True, False or names of tools"):

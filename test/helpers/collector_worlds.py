@@ -296,7 +296,6 @@ async def run_schedule(seed, world, workers=None, beside=None):
         reward=odds.reward if rng.random() < 0.5 else None,
         trajectory_timeout=100.0 if odds.has_timeout else None,
         on_failure=rng.choice(["replace", "replace", "drop", "raise"]),
-        quorum=rng.randint(1, size) if rng.random() < 0.3 else None,
         max_replacements=rng.choice([0, 1, 3]),
         engine_retries=rng.choice([0, 1]),
         max_new_tokens=300,

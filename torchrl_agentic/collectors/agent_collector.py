@@ -173,8 +173,6 @@ class AgentCollector(BaseCollector):
             task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
             batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
             place.
-        quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
-            prefers short trajectories; `stats` reports by how much.
         max_replacements: Number of times that each trajectory of a group may be replaced.
         max_failures: Number of failures without a trajectory that succeeds after which the next batch raises
             CollectorError, whatever `on_failure` says, if they are of one type, in two groups or more; at
@@ -204,7 +202,7 @@ class AgentCollector(BaseCollector):
             trajectories which such tools belong to can continue in another process; see `load_state_dict`.
             One file per collector and run.
         branching: When trajectories fork, so that each of the `group_size` trajectories of a group grows into
-            a tree; None: never. Tools with sessions need `branch`; without `quorum` and simulated users.
+            a tree; None: never. Tools with sessions need `branch`; without simulated users.
 
     Attributes:
         engine: The engine.
@@ -234,7 +232,6 @@ class AgentCollector(BaseCollector):
         reward: Scorer | None = None,
         trajectory_timeout: float | None = None,
         on_failure: OnFailure = "replace",
-        quorum: int | None = None,
         max_replacements: int = 3,
         max_failures: int | None = 16,
         engine_retries: int = 3,
@@ -262,12 +259,9 @@ class AgentCollector(BaseCollector):
         check_count("groups_per_batch", groups_per_batch, optional=False)
         check_count("max_new_tokens", max_new_tokens, optional=False)
         check_count("engine_retries", engine_retries, optional=False, least=0)
-        check_count("quorum", quorum)
         check_count("max_failures", max_failures)
         check_seconds("trajectory_timeout", trajectory_timeout)
         _check_choice("on_update", on_update, ("resume", "finish"))
-        if quorum is not None and quorum > group_size:
-            raise ValueError(f"quorum is at most group_size, {group_size}; got {quorum}")
         if not isinstance(cast("object", tasks), Iterable | AsyncIterable) or isinstance(
             tasks, str | Mapping
         ):
@@ -323,7 +317,7 @@ class AgentCollector(BaseCollector):
         if branching is not None:
             if not isinstance(cast("object", branching), Branching):
                 raise TypeError(f"branching is a Branching; got {type(branching).__name__}")
-            check_branches(self._agent, quorum=quorum)
+            check_branches(self._agent)
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
@@ -344,7 +338,6 @@ class AgentCollector(BaseCollector):
             group_size,
             max_new_tokens,
             trajectory_timeout,
-            quorum,
             None if reward is None else _scored(reward, threads.run),
             speculate,
             failure_hook,
@@ -390,7 +383,7 @@ class AgentCollector(BaseCollector):
         self.stats: Any = CollectorStats(  # a method in TorchRL's collectors; calling it works too
             time.monotonic,
             groups_per_batch=groups_per_batch,
-            group_size=quorum or group_size,
+            group_size=group_size,
             max_concurrent=getattr(engine, "max_concurrent", None),
             timeline=_timeline_writer(timeline),
         )

@@ -220,19 +220,15 @@ class Forking:
         self._begin(others)
 
 
-def check_branches(agent: Agent, *, quorum: int | None) -> None:
+def check_branches(agent: Agent) -> None:
     """Check that the trajectories of a collector can fork, as far as it can be known before they begin.
 
     Args:
         agent: What the trajectories share.
-        quorum: Number of trajectories that make a group whole, or None.
 
     Raises:
         TypeError: If a tool, a toolset or a simulated user has state that cannot be copied.
-        ValueError: If there is a quorum.
     """
-    if quorum is not None:
-        raise ValueError("branching= and quorum= exclude each other: a tree is whole when its leaves are")
     if agent.users is not None:
         raise TypeError("branching= and UserSimulator exclude each other: simulated users have no branch()")
     for tool in map(_innermost, agent.dispatcher.tools):

@@ -28,7 +28,7 @@ from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.resumption import Resumption
 from torchrl_agentic.collectors.segments import segments_of
 from torchrl_agentic.collectors.span import Cause, Span
-from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
+from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task import Task, Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
@@ -69,7 +69,6 @@ class LoopOptions:
     group_size: int = 1
     max_new_tokens: int = 1024
     trajectory_timeout: float | None = None
-    quorum: int | None = None
     reward: Reward | None = None
     speculate: bool = False
     failure_hook: Callable[[FailedTask], object] | None = None
@@ -92,7 +91,6 @@ class Group:
         running: Tasks of the others, by their number, which is the index unless they are branches.
         attempts: Number of trajectories that failed and were replaced.
         losses: Number of times that a trajectory was lost with its worker, by index.
-        is_whole: Whether it waits for its batch or has left; further trajectories do not count.
         saved: Trajectories of an earlier process that have not started again, by index.
         runs: Those that run, by index, as a state contains them.
         branches: Places of its trajectories in their trees, by number; empty if they never fork.
@@ -109,7 +107,6 @@ class Group:
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
     losses: Counter[int] = field(default_factory=Counter[int])
-    is_whole: bool = False
     saved: dict[int, RunningTrajectory] = field(default_factory=dict[int, RunningTrajectory])
     runs: dict[int, tuple[RunningTrajectory, Run]] = field(
         default_factory=dict[int, "tuple[RunningTrajectory, Run]"]
@@ -447,7 +444,7 @@ class RolloutLoop:
                 reward=self._options.reward,
             )
             outcome.record_again(one)
-        if len(done) >= (self._options.quorum or self._options.group_size):
+        if len(done) >= self._options.group_size:
             self._complete(group)
         else:
             ended = {one.index for one in done}
@@ -595,9 +592,7 @@ class RolloutLoop:
             if group.running.get(index) is asyncio.current_task():  # its tree may have begun again
                 del group.running[index]
                 del group.runs[index]
-            if not reason:  # cancelled
-                reason = CANCELLED if group.is_whole else "abandoned"
-            self._stats.trajectory_ended(name, reason, is_kept=is_kept)
+            self._stats.trajectory_ended(name, reason or "abandoned", is_kept=is_kept)
             self._changed.set()
         if not self._is_open(group):
             return
@@ -605,7 +600,7 @@ class RolloutLoop:
             self._handle_failure(group, index, run, *failure)
             return
         self._failures.succeed()
-        if len(group.done) >= (self._options.quorum or len(group.branches) or self._options.group_size):
+        if len(group.done) >= (len(group.branches) or self._options.group_size):
             self._complete(group)
 
     def _run_of(self, group: Group, index: int, name: str, **more: Any) -> TrajectoryRun:
@@ -693,15 +688,12 @@ class RolloutLoop:
         self._changed.set()
 
     def _is_open(self, group: Group) -> bool:
-        """Return True if a group still takes trajectories."""
-        return self._groups.get(group.number) is group and not group.is_whole
+        """Return True if a group was neither dropped nor begun again."""
+        return self._groups.get(group.number) is group
 
     def _complete(self, group: Group) -> None:
-        """Mark a group as whole; with a quorum, cancel those that are not needed."""
-        group.is_whole = self._has_whole_groups = True
-        for task in list(group.running.values()):
-            task.cancel()
-        self._forget_waiting(group)
+        """Let a whole group wait for its batch."""
+        self._has_whole_groups = True
         group.done.sort(key=lambda trajectory: trajectory.path)
         self._failures.forget(group.number)
         self._admission.finish(group.number)
@@ -814,8 +806,6 @@ def _begun(group: Group) -> tuple[tuple[Trajectory, ...], tuple[RunningTrajector
     done = tuple(group.done)
     if group.branches:
         return (), ()
-    if group.is_whole:
-        return done, ()
     found = [replace(one, state=run.state()) for one, run in group.runs.values()]
     return done, tuple(sorted((*found, *group.saved.values()), key=lambda one: one.index))
 
