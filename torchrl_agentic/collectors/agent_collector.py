@@ -44,7 +44,6 @@ from torchrl_agentic.collectors.branching import Branching, check_branches
 from torchrl_agentic.collectors.capacity import Capacity
 from torchrl_agentic.collectors.collector_state import CollectorState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
-from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
 from torchrl_agentic.collectors.failures import FailedTask, FailurePolicy, OnFailure
 from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
@@ -198,9 +197,6 @@ class AgentCollector(BaseCollector):
         failure_hook: Called on the event loop with the `FailedTask` of each group that is dropped, in place
             of the log line. Where many tasks may be impossible, pass `max_failures=None` too. An exception of
             the hook ends the collector.
-        journal: File that gets a line before calls run whose tools have effects (`Effects`), so that
-            trajectories which such tools belong to can continue in another process; see `load_state_dict`.
-            One file per collector and run.
         branching: When trajectories fork, so that each of the `group_size` trajectories of a group grows into
             a tree; None: never. Tools with sessions need `branch`; without simulated users.
 
@@ -244,7 +240,6 @@ class AgentCollector(BaseCollector):
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         workers: Workers | None = None,
         failure_hook: Callable[[FailedTask], object] | None = None,
-        journal: str | Path | None = None,
         branching: Branching | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
@@ -278,8 +273,6 @@ class AgentCollector(BaseCollector):
             )
         if failure_hook is not None and not callable(failure_hook):
             raise TypeError(f"failure_hook is a function of a FailedTask; got {type(failure_hook).__name__}")
-        if not isinstance(cast("object", journal), str | Path | None) or journal == "":
-            raise TypeError(f"journal is the path of a file; got {journal!r}")
         if not isinstance(cast("object", speculate), bool):
             raise TypeError(f"speculate is True or False; got {speculate!r}")
         if not isinstance(cast("object", name), str | None) or name == "":
@@ -347,11 +340,7 @@ class AgentCollector(BaseCollector):
         self._weight_updater = weight_updater
         self._workers = workers
         if workers is not None:
-            for option, value in (
-                ("branching", branching),
-                ("group_cache", group_cache),
-                ("journal", journal),
-            ):
+            for option, value in (("branching", branching), ("group_cache", group_cache)):
                 if value:
                     raise ValueError(
                         f"workers= and {option}= exclude each other: trajectories on workers share nothing"
@@ -390,7 +379,6 @@ class AgentCollector(BaseCollector):
         self._prefix = f"c{next(_numbers)}" if name is None else name
         self._running: _Running | None = None
         self._skipped = DoneTasks()
-        self._journal = journal
         self._saved: CollectorState | None = None
         self._version_base = 0
         self._frames = 0
@@ -428,7 +416,7 @@ class AgentCollector(BaseCollector):
             return running
         if self._is_shut_down:
             raise CollectorError(SHUT_DOWN)
-        saved, journal = self._saved, None if self._journal is None else EffectJournal(self._journal)
+        saved = self._saved
         if saved is not None:
             self._version_base = saved.version - self.engine.version
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
@@ -466,7 +454,6 @@ class AgentCollector(BaseCollector):
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,
             saved=saved,
-            journal=journal,
             options=self._options,
             runs=self._runs(requests),
         )
@@ -483,8 +470,7 @@ class AgentCollector(BaseCollector):
             return None
         from torchrl_agentic.collectors.worker_pool import Shared, WorkerPool
 
-        has_effects = may_have_effects(self._agent.dispatcher.bound.values(), None)
-        shared = Shared(self._agent, requests, self._options.reward, has_effects, self.stats.count)
+        shared = Shared(self._agent, requests, self._options.reward)
         return WorkerPool(self._workers, self._worker_spec, shared, name=self._workers_name)
 
     def _permits(self) -> RequestPermits | None:
@@ -747,13 +733,12 @@ class AgentCollector(BaseCollector):
         """Return which tasks have left, the groups that have begun, and the policy version.
 
         It holds dicts, lists, texts and numbers, which `torch.save`, JSON and `Checkpoints` take. Any thread
-        may call it at any time; trajectories go on meanwhile, apart from the moment in which their tokens are
-        copied. A batch has left as soon as the iterator has returned it. After `shutdown` no group is left.
+        may call it at any time; trajectories go on meanwhile. A batch has left as soon as the iterator has
+        returned it. After `shutdown` no group is left.
 
         The tasks are numbers in the order of `tasks`, or the state of the `TaskStream`. Of a group, the state
-        contains the trajectories that have ended, with tokens, records and rewards, and of the others
-        everything up to their last whole turn. The answer that is sampled now, and the calls that run now,
-        are left out.
+        contains the trajectories that have ended, with tokens, records and rewards, and what the others need
+        to begin again.
         """
         running = self._running
         batches = {"batches": self._iter + 1}
@@ -796,13 +781,11 @@ class AgentCollector(BaseCollector):
         groups that had begun take up their work, with the age that they had:
 
         - Trajectories that had ended stay as they were, with their rewards.
-        - The others continue behind their last whole turn, unless something of them was open (a tool with
-          sessions, a world, a simulated user), or calls with effects may have run since the state was saved.
-          With a `journal`, it is known which did. Without one, trajectories that may use a tool with effects
-          do not continue.
-        - Those begin again, under a new name if calls with effects ran, or may have, so that none runs twice
-          under one name. The engine gets the same keys as before: if it is seeded by them, and
-          `max_staleness` is 0, the batches are those of a run that was not interrupted.
+        - The others, and trees, begin again. The engine gets the same keys as before: if it is seeded by
+          them, and `max_staleness` is 0, the batches are those of a run that was not interrupted.
+
+        The names of all trajectories that begin from now on have a new end, such as "+5f3a91", so that
+        tools with effects see none twice.
 
         The policy version goes on from that of the state, whatever the engine counts. Load the weights into
         the engine before the first batch. A `TaskStream` gets its state too, so that its own

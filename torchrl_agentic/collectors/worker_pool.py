@@ -11,7 +11,6 @@ from collections import Counter
 from torchrl_agentic.collectors.remote_run import RemoteRun, Shared
 from torchrl_agentic.collectors.task import Task
 from torchrl_agentic.collectors.trajectory import Observer
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.worker_messages import (
     Begin,
     Ended,
@@ -197,7 +196,6 @@ class WorkerPool:
         index: int = 0,
         group: int | None = None,
         observer: Observer | None = None,
-        state: TrajectoryState | None = None,
         key: str | None = None,
     ) -> RemoteRun:
         """Return a trajectory that has not begun.
@@ -208,7 +206,6 @@ class WorkerPool:
             index: Number in its group.
             group: Number of the group; None without one.
             observer: Follows what it does, or None.
-            state: State of another run of this task, which it continues; None: it begins.
             key: Name of the trajectory for the engine; None: `name`.
         """
         return RemoteRun(
@@ -219,7 +216,6 @@ class WorkerPool:
             index=index,
             group=group,
             observer=observer,
-            state=state,
             key=key,
         )
 
