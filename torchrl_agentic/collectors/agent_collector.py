@@ -61,7 +61,6 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
-from torchrl_agentic.dispatch.call_cache import check_cached
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
@@ -184,10 +183,6 @@ class AgentCollector(BaseCollector):
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
             thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
-        group_cache: Run identical calls of a group once, and give their result to all; see `CallCache`. True:
-            those of tools without effects and sessions, except for tools that read the environment's state.
-            These must return the same for the same arguments. Names of tools: those of these tools; tools
-            that only read may be named too, if all trajectories of a group begin with the same to read.
         timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
         name: Last part of the names of its trajectories; no two collectors of a process share one. An engine
             with a seed samples the same for the same names. None: a number.
@@ -234,7 +229,6 @@ class AgentCollector(BaseCollector):
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
         speculate: bool = False,
-        group_cache: bool | Iterable[str] = False,
         timeline: str | Path | Recorder | TimelineWriter | None = None,
         name: str | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
@@ -334,17 +328,15 @@ class AgentCollector(BaseCollector):
             None if reward is None else _scored(reward, threads.run),
             speculate,
             failure_hook,
-            _cached_names(group_cache, self._agent),
             branching,
         )
         self._weight_updater = weight_updater
         self._workers = workers
         if workers is not None:
-            for option, value in (("branching", branching), ("group_cache", group_cache)):
-                if value:
-                    raise ValueError(
-                        f"workers= and {option}= exclude each other: trajectories on workers share nothing"
-                    )
+            if branching is not None:
+                raise ValueError(
+                    "workers= and branching= exclude each other: trajectories on workers share nothing"
+                )
             from torchrl_agentic.collectors.worker_spec import WorkerSpec, check_limiters
 
             if is_factory:
@@ -866,18 +858,6 @@ def _close_at_exit() -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
-
-
-def _cached_names(group_cache: bool | Iterable[str], agent: Agent) -> bool | frozenset[str]:
-    """Check the names of the tools whose calls a group shares."""
-    if isinstance(group_cache, bool):
-        return group_cache
-    given = cast("object", group_cache)
-    names = frozenset(group_cache) if isinstance(given, Iterable) and not isinstance(given, str) else None
-    if names is None or not all(isinstance(cast("object", name), str) for name in names):
-        raise TypeError(f"group_cache is True, False or names of tools, such as ['search']; got {given!r}")
-    check_cached(names, agent.dispatcher.bound)
-    return names
 
 
 def _timeline_writer(timeline: str | Path | Recorder | TimelineWriter | None) -> TimelineWriter | None:

@@ -109,6 +109,7 @@ class RemoteRun:
         group: Number of the group; None without one.
         observer: Follows what the trajectory does, or None.
         key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
+        group_name: Name of the group for its tools, unique in the process; "" without one.
 
     Attributes:
         name: Name of the trajectory.
@@ -128,9 +129,10 @@ class RemoteRun:
         group: int | None = None,
         observer: Observer | None = None,
         key: str | None = None,
+        group_name: str = "",
     ) -> None:
         self._shared, self._places, self._task = shared, places, task
-        self._key = key or name
+        self._key, self._group_name = key or name, group_name
         self.name, self._index, self.group = name, index, group
         self.phase: Literal["task", "trajectory", "reward"] = "task"
         self._observer = observer
@@ -178,7 +180,7 @@ class RemoteRun:
     async def _turns_on_worker(self) -> Ended:
         """Run the turns on a worker."""
         task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
-        self._place = await self._entered(Begin(self.name, task, self._index))
+        self._place = await self._entered(Begin(self.name, task, self._index, self._group_name))
         try:
             return await self._follow(self._place)
         except WorkerLost as error:

@@ -33,7 +33,6 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
 from torchrl_agentic.collectors.workers import Run, Runs, WorkerLost, WorkerRun, WorkersFailed
 from torchrl_agentic.dispatch import Session
-from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
@@ -69,7 +68,6 @@ class LoopOptions:
     reward: Reward | None = None
     speculate: bool = False
     failure_hook: Callable[[FailedTask], object] | None = None
-    group_cache: bool | frozenset[str] = False
     branching: Branching | None = None
 
 
@@ -83,7 +81,6 @@ class Group:
         place: Number of the task in the order of the tasks, counted from 0.
         label: Number of the group for its readers, the same in a run that is resumed.
         version: Policy version at which it began.
-        cache: Results of calls that its trajectories share, or None.
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by their number, which is the index unless they are branches.
         attempts: Number of trajectories that failed and were replaced.
@@ -100,7 +97,6 @@ class Group:
     place: int
     label: int
     version: int
-    cache: CallCache | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
@@ -412,9 +408,7 @@ class RolloutLoop:
             )
         number, has_trees = self._restored[saved.label], self._options.branching is not None
         done = [] if has_trees else [replace(one, task=task) for one in saved.finished]
-        group = Group(
-            number, task, place, saved.label, saved.version, self._new_cache(), done, attempts=saved.attempts
-        )
+        group = Group(number, task, place, saved.label, saved.version, done, attempts=saved.attempts)
         self._groups[number] = group
         if has_trees:
             self._begin_trajectories(group)
@@ -450,7 +444,7 @@ class RolloutLoop:
         self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
         self._follow_version()
         version = self._admission.version
-        group = Group(self._admission.begin(), task, number, label, version, self._new_cache())
+        group = Group(self._admission.begin(), task, number, label, version)
         self._groups[group.number] = group
         self._begin_trajectories(group)
 
@@ -462,13 +456,6 @@ class RolloutLoop:
             group.branches = {index: Branch(index, branching.n_leaves) for index in range(size)}
         self._waiting.extend((group, index) for index in range(size))
         self._changed.set()
-
-    def _new_cache(self) -> CallCache | None:
-        """Return an empty cache for the calls of a group, or None if groups have none."""
-        names = self._options.group_cache
-        if names is False:
-            return None
-        return CallCache(None if names is True else names, on_hit=lambda: self._stats.count("cached"))
 
     def _refuse(self, number: int, error: Exception) -> None:
         """Drop a task that cannot be read, or end the collector."""
@@ -532,6 +519,7 @@ class RolloutLoop:
         if n_losses := group.losses[index]:
             name = f"{name}+{n_losses}"
         self._stats.trajectory_began(name, str(group.number))
+        group_name = f"{group.task.name}/{group.label}@{self._prefix}"
         observer = _Observer(self._stats, slot, self._changed.set)
         on_worker: WorkerRun | None = None
         if self._runs is None:
@@ -547,7 +535,7 @@ class RolloutLoop:
                 speculate=self._options.speculate,
                 observer=observer,
                 fork=None if branch is None else branch.state,
-                cache=group.cache,
+                group_name=group_name,
                 key=key,
                 session=session,
                 forking=self._forking(group, branch),
@@ -560,6 +548,7 @@ class RolloutLoop:
                 group=group.number,
                 observer=observer,
                 key=key,
+                group_name=group_name,
             )
         group.runs[index] = attempt, run
         reason, is_kept, failure = "", False, None
@@ -657,7 +646,7 @@ class RolloutLoop:
         return self._groups.get(group.number) is group
 
     def _complete(self, group: Group) -> None:
-        """Let a whole group wait for its batch."""
+        """Queue a whole group for its batch."""
         self._has_whole_groups = True
         group.done.sort(key=lambda trajectory: trajectory.path)
         self._failures.forget(group.number)
@@ -735,7 +724,6 @@ class RolloutLoop:
             group.place,
             group.label,
             self._admission.version,
-            self._new_cache(),
             attempts=group.attempts + 1,
         )
         self._abandon(group)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from torchrl_agentic.collectors.capacity import Capacity
     from torchrl_agentic.collectors.request_permits import RequestPermits
 
-Event: TypeAlias = Literal["aborted", "resumed", "replaced", "dropped", "early", "cached", "restarted"]
+Event: TypeAlias = Literal["aborted", "resumed", "replaced", "dropped", "early", "restarted"]
 """What `CollectorStats.count` counts.
 
 "aborted": answers that an update or a lost engine ended. "resumed": answers that were continued. "replaced":
 trajectories that began again after a failure. "dropped": groups that left no rows. "early": tool calls that
-started while the model still wrote. "cached": tool calls that an identical call of the same group answered.
+started while the model still wrote.
 "restarted": trajectories that began again because their worker had died.
 """
 

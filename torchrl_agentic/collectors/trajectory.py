@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tensordict import TensorDict
 
@@ -31,9 +31,6 @@ from torchrl_agentic.transforms.conversation import StoredMessage
 from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
 from torchrl_agentic.transforms.history import without_eos
 from torchrl_agentic.transforms.user_sessions import choice
-
-if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.call_cache import CallCache
 
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
@@ -92,7 +89,7 @@ class TrajectoryRun:
         speculate: Whether calls of tools without effects start while the model still writes.
         observer: Follows what the trajectory does, or None.
         fork: State of another run at a fork, which this one continues; None: it begins.
-        cache: Results of calls that the trajectories of the group share, or None.
+        group_name: Name of the group for its tools, unique in the process; "" without one.
         key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
         session: Session with what was open at the fork, from `branch_session`; None: a new one.
         forking: Decides after each turn whether the trajectory forks; None: it never does.
@@ -116,7 +113,7 @@ class TrajectoryRun:
         speculate: bool = False,
         observer: Observer | None = None,
         fork: ForkState | None = None,
-        cache: CallCache | None = None,
+        group_name: str = "",
         key: str | None = None,
         session: Session | None = None,
         forking: Forking | None = None,
@@ -133,8 +130,7 @@ class TrajectoryRun:
         self._began = self._time()
         self._fork, self._forking = fork, forking
         self._session: Session = agent.dispatcher.session(name) if session is None else session
-        if session is None and cache is not None:  # a branch of a session has its cache already
-            self._session.cache = cache.of(name)
+        self._session.group = group_name
         self._conversation: list[StoredMessage] = [StoredMessage(message) for message in task.messages]
         self._recorded = 0
         self._turns: list[Turn] = []

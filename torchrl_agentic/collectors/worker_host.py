@@ -110,6 +110,7 @@ class _Hosted:
             max_new_tokens=spec.max_new_tokens,
             speculate=spec.speculate,
             observer=self,
+            group_name=begin.group_name,
         )
         self.task = asyncio.get_running_loop().create_task(self.run.run())
 

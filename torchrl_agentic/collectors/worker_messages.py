@@ -41,6 +41,7 @@ class Begin(NamedTuple):
     name: str
     task: Task
     row: int
+    group_name: str
 
 
 class Answer(NamedTuple):

@@ -197,6 +197,7 @@ class WorkerPool:
         group: int | None = None,
         observer: Observer | None = None,
         key: str | None = None,
+        group_name: str = "",
     ) -> RemoteRun:
         """Return a trajectory that has not begun.
 
@@ -207,6 +208,7 @@ class WorkerPool:
             group: Number of the group; None without one.
             observer: Follows what it does, or None.
             key: Name of the trajectory for the engine; None: `name`.
+            group_name: Name of the group for its tools, unique in the process; "" without one.
         """
         return RemoteRun(
             self._shared,
@@ -217,6 +219,7 @@ class WorkerPool:
             group=group,
             observer=observer,
             key=key,
+            group_name=group_name,
         )
 
     async def start(self, number: int) -> WorkerLink:

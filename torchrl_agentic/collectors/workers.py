@@ -66,6 +66,7 @@ class Runs(Protocol):
         group: int | None,
         observer: Any,
         key: str | None = None,
+        group_name: str = "",
     ) -> WorkerRun:
         """Return a trajectory that has not begun.
 
@@ -76,6 +77,7 @@ class Runs(Protocol):
             group: Number of the group.
             observer: Follows what it does.
             key: Name of the trajectory for the engine; None: `name`.
+            group_name: Name of the group for its tools, unique in the process; "" without one.
         """
         ...
 
