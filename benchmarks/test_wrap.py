@@ -13,7 +13,6 @@ import pytest
 from rig import nap, noop
 
 from torchrl_agentic.dispatch import Dispatcher
-from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.testing import run_skipping
@@ -200,18 +199,18 @@ def test_a_group_with_identical_calls(benchmark: Benchmark, is_cached: bool) -> 
     benchmark.group = f"wrap: a group of {GROUP_SIZE} with {SHARED} identical calls of 50 ms, 4 at once"
 
     async def groups() -> float:
-        dispatcher = Dispatcher([nap], rate_limits={"nap": RateLimiter(max_concurrent=4)})
+        napping = Cached(nap, "group") if is_cached else nap
+        dispatcher = Dispatcher([napping], rate_limits={"nap": RateLimiter(max_concurrent=4)})
 
-        async def trajectory(name: str, cache: CallCache) -> None:
+        async def trajectory(name: str, group: str) -> None:
             async with dispatcher.session(name) as session:
-                session.cache = cache.of(name) if is_cached else None
+                session.group = group
                 for turn in range(SHARED):
                     await session.run([ParsedCall("nap", {"a": turn}, f"call_{turn}_0")])
 
         begin = asyncio.get_running_loop().time()
         for number in range(GROUPS):
-            cache = CallCache()
-            await asyncio.gather(*(trajectory(f"{number}.{row}", cache) for row in range(GROUP_SIZE)))
+            await asyncio.gather(*(trajectory(f"{number}.{row}", str(number)) for row in range(GROUP_SIZE)))
         seconds = asyncio.get_running_loop().time() - begin
         await dispatcher.close()
         return seconds / GROUPS

@@ -16,8 +16,8 @@ from torchrl_agentic.engines import Sampled
 from torchrl_agentic.engines.base import OnIds
 from torchrl_agentic.messages import Status, Turn
 
-UNNEEDED = ("cancelled", "abandoned")
-"""Reasons of trajectories that were not needed: by a quorum, or since their group was dropped."""
+UNNEEDED = "abandoned"
+"""Reason of trajectories that were not needed, since their group was dropped."""
 
 
 class Accounts:
@@ -165,7 +165,7 @@ class Accounts:
         """
         reasons: Mapping[str, int] = figures["reasons"]
         failed = sum(reasons.get(kind, 0) for kind in get_args(FailureKind))
-        unneeded = sum(reasons.get(reason, 0) for reason in UNNEEDED)
+        unneeded = reasons.get(UNNEEDED, 0)
         ended = sum(reasons.values())
         return {
             "began": ended + figures["in_flight"],

@@ -556,8 +556,6 @@ def test_names_are_unique_in_the_process():
         ({"trajectory_timeout": 0}, "trajectory_timeout"),
         ({"trajectory_timeout": "1"}, "trajectory_timeout"),
         ({"on_failure": "ignore"}, "on_failure"),
-        ({"quorum": 2}, "quorum"),
-        ({"quorum": 0}, "quorum"),
         ({"max_replacements": -1}, "max_replacements"),
         ({"engine_retries": -1}, "engine_retries"),
         ({"tokenizer_options": ["x"]}, "tokenizer_options"),

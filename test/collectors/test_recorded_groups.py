@@ -78,13 +78,6 @@ def test_records_name_task_group_and_place_and_their_scores_give_the_advantages(
         assert computed == pytest.approx([member.advantage for member in group.members], abs=2e-5)
 
 
-def test_trajectories_that_were_not_needed_are_in_no_group(tmp_path):
-    with Recorder(tmp_path) as recorder, collector_of(recorder, uneven(2), quorum=3) as collector:
-        kept = [row["collector", "name"] for batch in collector for row in batch.tensordicts]
-    assert [member.name for group in read_groups(tmp_path) for member in group.members] == kept
-    assert len(kept) == 18
-
-
 def test_replaced_trajectories_are_in_no_group(tmp_path):
     failed = []
 

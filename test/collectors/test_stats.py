@@ -9,8 +9,8 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
 from torchrl_agentic.trajectory.span import Span
+from torchrl_agentic.collectors.stats import CollectorStats
 
 
 @pytest.fixture
@@ -145,20 +145,18 @@ class TestSums:
         one_batch(stats, clock, batch=1)
         assert stats.snapshot()["ages"] == {"last": {"0": 70, "1": 10}, "recent": {"0": 140, "1": 20}}
 
-    def test_lengths_of_kept_trajectories_stand_beside_those_of_cancelled_ones(self, stats, clock):
-        for name, tokens in (("a", 10), ("b", 20), ("late", 90)):
+    def test_the_mean_length_is_that_of_trajectories_that_left(self, stats, clock):
+        assert "collector/tokens_per_trajectory" not in stats.scalars()
+        for name, tokens in (("a", 10), ("b", 20), ("failed", 90)):
             stats.trajectory_began(name, "g")
             stats.add(Span("engine", clock.now, clock.now, name, tokens=tokens))
         stats.trajectory_ended("a", "no_calls")
         stats.trajectory_ended("b", "no_calls")
-        stats.trajectory_ended("late", CANCELLED)
+        stats.trajectory_ended("failed", "timeout", is_kept=False)
         stats.batch(["a", "b"], tokens=30, ages={0: 30})
-        assert stats.snapshot()["lengths"] == {
-            "kept": {"n": 2, "mean": 15},
-            "cancelled": {"n": 1, "mean": 90},
-        }
+        assert stats.snapshot()["tokens"]["per_trajectory"] == 15
+        assert stats.scalars()["collector/tokens_per_trajectory"] == 15
         assert stats.snapshot()["batches"]["complete_groups"] == 0
-        assert "15 tokens per kept trajectory, 90 so far in the 1 cancelled" in str(stats)
 
     def test_failures_and_events_are_counted(self, stats):
         stats.failure("timeout")

@@ -80,7 +80,7 @@ class CountedTool(Tool):
             self.closed.append(trajectory)
 
     async def run(self, args, ctx):
-        self.ran[args["key"]] += 1
+        self.ran[ctx.trajectory, args["key"]] += 1
         if self.act is not None:
             await self.act(args["key"])
         return f"found {args['key']}"
@@ -97,6 +97,11 @@ class CountedPureTool(CountedTool):
     session = Tool.session
 
 
+def n_answers(ids):
+    """Return the number of answers that a prompt contains."""
+    return tokenizer().decode(ids).count("<|im_start|>assistant") - 1
+
+
 class WildEngine:
     """Answers from a script; `fate` decides before each request what befalls it.
 
@@ -107,7 +112,8 @@ class WildEngine:
     def __init__(self, script, *, fate=lambda key: "ok", delay=lambda key: 0.0, version=0, piece=5):
         self.version, self.max_concurrent = version, 8
         self.fate, self.delay, self.piece = fate, delay, piece
-        self.cursor = AnswerCursor(lambda key, turn, ids: encoded(script(key, turn)))
+        # By the prompt, because a trajectory may begin again under its key.
+        self.cursor = AnswerCursor(lambda key, turn, ids: encoded(script(key, n_answers(ids))))
         self.open = Counter()
         self.asked = []
         self.weights = []
@@ -296,7 +302,6 @@ async def run_schedule(seed, world, workers=None, beside=None):
         reward=odds.reward if rng.random() < 0.5 else None,
         trajectory_timeout=100.0 if odds.has_timeout else None,
         on_failure=rng.choice(["replace", "replace", "drop", "raise"]),
-        quorum=rng.randint(1, size) if rng.random() < 0.3 else None,
         max_replacements=rng.choice([0, 1, 3]),
         engine_retries=rng.choice([0, 1]),
         max_new_tokens=300,
@@ -364,18 +369,19 @@ def check_rows(batches, tool, script, collector, *, size):
         assert all(1 <= count <= size for count in counts.values())
         for row in batch.unbind(0):
             name = row["collector", "name"]
+            key = name.partition("+")[0]  # one that was lost with its worker has the key of its successor
             mask = row["masks", "all_assistant_mask"]
             sampled = tokenizer().decode(row["tokens", "full"][mask])
             turns = row["agentic", "turn"].item()
-            assert sampled == "".join(script(name, turn) + "<|im_end|>" for turn in range(turns))
+            assert sampled == "".join(script(key, turn) + "<|im_end|>" for turn in range(turns))
             versions = row["collector", "policy_version"]
             assert ((versions >= 0) == mask).all()
             assert (versions[mask].diff() >= 0).all()
             assert row["agentic", "n_calls"].item() == turns - 1
-            assert all(tool.ran[f"{name}#{turn}"] <= 1 for turn in range(turns))
+            assert all(tool.ran[name, f"{key}#{turn}"] <= 1 for turn in range(turns))
             shown = tokenizer().decode(row["tokens", "full"])
             for turn in range(turns - 1):
-                assert shown.count(f"found {name}#{turn}") <= 1
+                assert shown.count(f"found {key}#{turn}") <= 1
     assert all(count == 1 for count in tool.ran.values())
 
 

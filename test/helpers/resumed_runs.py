@@ -10,7 +10,7 @@ import zlib
 from typing import Any, ClassVar
 
 import torch
-from helpers.collector_worlds import call, numbered_tasks, tokenizer
+from helpers.collector_worlds import call, n_answers, numbered_tasks, tokenizer
 
 from torchrl_agentic import Effects, Tool, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, TaskStream
@@ -42,7 +42,7 @@ class Note(Tool):
 
 
 class Keep(Tool):
-    """Counts its calls in each trajectory, which no other process can continue."""
+    """Counts its calls in each trajectory."""
 
     name = "keep"
     description = "Count."
@@ -68,7 +68,7 @@ class Sampler(ScriptedEngine):
         self.pause, self.heard = pause, heard
 
     def _said(self, key, turn, ids):
-        turn = tokenizer().decode(ids).count("<|im_start|>assistant") - 1
+        turn = n_answers(ids)
         self.heard(key, turn)
         odds = random.Random(f"{key}|{turn}|{self.weights}")
         if turn >= 6 or odds.random() < 0.1:

@@ -52,9 +52,3 @@ class PlainTool(HeldTool):
 
     stateful = False
     effects = Effects.PURE
-
-
-class WritingTool(PlainTool):
-    """The same with an effect."""
-
-    effects = Effects(writes=["world"])

@@ -44,7 +44,6 @@ from torchrl_agentic.collectors.branching import Branching, check_branches
 from torchrl_agentic.collectors.capacity import Capacity
 from torchrl_agentic.collectors.collector_state import CollectorState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
-from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
 from torchrl_agentic.collectors.failures import FailedTask, FailurePolicy, OnFailure
 from torchrl_agentic.collectors.request_permits import RequestPermits
 from torchrl_agentic.collectors.requests import OnUpdate, Requests
@@ -60,7 +59,6 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
-from torchrl_agentic.dispatch.call_cache import check_cached
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
@@ -174,8 +172,6 @@ class AgentCollector(BaseCollector):
             task itself is invalid, the group is dropped. "drop": the group is dropped. "raise": the next
             batch raises CollectorError. Dropped groups are logged and counted, and other groups take their
             place.
-        quorum: Number of trajectories that make a group whole; the others are cancelled. None: all. A quorum
-            prefers short trajectories; `stats` reports by how much.
         max_replacements: Number of times that each trajectory of a group may be replaced.
         max_failures: Number of failures without a trajectory that succeeds after which the next batch raises
             CollectorError, whatever `on_failure` says, if they are of one type, in two groups or more; at
@@ -188,10 +184,6 @@ class AgentCollector(BaseCollector):
         weight_updater: A weight updater of TorchRL, whose `push_weights` loads weights into the engine, on a
             thread, while this collector samples nothing; None: `Engine.update` gets the weights.
         speculate: Start calls of tools without effects as soon as they are complete in the stream.
-        group_cache: Run identical calls of a group once, and give their result to all; see `CallCache`. True:
-            those of tools without effects and sessions, except for tools that read the environment's state.
-            These must return the same for the same arguments. Names of tools: those of these tools; tools
-            that only read may be named too, if all trajectories of a group begin with the same to read.
         timeline: Folder, or the recorder whose folder gets it: the time line of each batch, for the viewer.
         name: Last part of the names of its trajectories; no two collectors of a process share one. An engine
             with a seed samples the same for the same names. None: a number.
@@ -201,11 +193,8 @@ class AgentCollector(BaseCollector):
         failure_hook: Called on the event loop with the `FailedTask` of each group that is dropped, in place
             of the log line. Where many tasks may be impossible, pass `max_failures=None` too. An exception of
             the hook ends the collector.
-        journal: File that gets a line before calls run whose tools have effects (`Effects`), so that
-            trajectories which such tools belong to can continue in another process; see `load_state_dict`.
-            One file per collector and run.
         branching: When trajectories fork, so that each of the `group_size` trajectories of a group grows into
-            a tree; None: never. Tools with sessions need `branch`; without `quorum` and simulated users.
+            a tree; None: never. Tools with sessions need `branch`; without simulated users.
 
     Attributes:
         engine: The engine.
@@ -235,20 +224,17 @@ class AgentCollector(BaseCollector):
         reward: Scorer | None = None,
         trajectory_timeout: float | None = None,
         on_failure: OnFailure = "replace",
-        quorum: int | None = None,
         max_replacements: int = 3,
         max_failures: int | None = 16,
         engine_retries: int = 3,
         tokenizer_options: Mapping[str, Any] | None = None,
         weight_updater: Any = None,
         speculate: bool = False,
-        group_cache: bool | Iterable[str] = False,
         timeline: str | Path | Recorder | TimelineWriter | None = None,
         name: str | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         workers: Workers | None = None,
         failure_hook: Callable[[FailedTask], object] | None = None,
-        journal: str | Path | None = None,
         branching: Branching | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
@@ -263,12 +249,9 @@ class AgentCollector(BaseCollector):
         check_count("groups_per_batch", groups_per_batch, optional=False)
         check_count("max_new_tokens", max_new_tokens, optional=False)
         check_count("engine_retries", engine_retries, optional=False, least=0)
-        check_count("quorum", quorum)
         check_count("max_failures", max_failures)
         check_seconds("trajectory_timeout", trajectory_timeout)
         _check_choice("on_update", on_update, ("resume", "finish"))
-        if quorum is not None and quorum > group_size:
-            raise ValueError(f"quorum is at most group_size, {group_size}; got {quorum}")
         if not isinstance(cast("object", tasks), Iterable | AsyncIterable) or isinstance(
             tasks, str | Mapping
         ):
@@ -285,8 +268,6 @@ class AgentCollector(BaseCollector):
             )
         if failure_hook is not None and not callable(failure_hook):
             raise TypeError(f"failure_hook is a function of a FailedTask; got {type(failure_hook).__name__}")
-        if not isinstance(cast("object", journal), str | Path | None) or journal == "":
-            raise TypeError(f"journal is the path of a file; got {journal!r}")
         if not isinstance(cast("object", speculate), bool):
             raise TypeError(f"speculate is True or False; got {speculate!r}")
         if not isinstance(cast("object", name), str | None) or name == "":
@@ -324,7 +305,7 @@ class AgentCollector(BaseCollector):
         if branching is not None:
             if not isinstance(cast("object", branching), Branching):
                 raise TypeError(f"branching is a Branching; got {type(branching).__name__}")
-            check_branches(self._agent, quorum=quorum)
+            check_branches(self._agent)
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
@@ -345,25 +326,18 @@ class AgentCollector(BaseCollector):
             group_size,
             max_new_tokens,
             trajectory_timeout,
-            quorum,
             None if reward is None else _scored(reward, threads.run),
             speculate,
             failure_hook,
-            _cached_names(group_cache, self._agent),
             branching,
         )
         self._weight_updater = weight_updater
         self._workers = workers
         if workers is not None:
-            for option, value in (
-                ("branching", branching),
-                ("group_cache", group_cache),
-                ("journal", journal),
-            ):
-                if value:
-                    raise ValueError(
-                        f"workers= and {option}= exclude each other: trajectories on workers share nothing"
-                    )
+            if branching is not None:
+                raise ValueError(
+                    "workers= and branching= exclude each other: trajectories on workers share nothing"
+                )
             from torchrl_agentic.collectors.worker_spec import WorkerSpec, check_limiters
 
             if is_factory:
@@ -391,14 +365,13 @@ class AgentCollector(BaseCollector):
         self.stats: Any = CollectorStats(  # a method in TorchRL's collectors; calling it works too
             time.monotonic,
             groups_per_batch=groups_per_batch,
-            group_size=quorum or group_size,
+            group_size=group_size,
             max_concurrent=getattr(engine, "max_concurrent", None),
             timeline=_timeline_writer(timeline),
         )
         self._prefix = f"c{next(_numbers)}" if name is None else name
         self._running: _Running | None = None
         self._skipped = DoneTasks()
-        self._journal = journal
         self._saved: CollectorState | None = None
         self._version_base = 0
         self._frames = 0
@@ -436,7 +409,7 @@ class AgentCollector(BaseCollector):
             return running
         if self._is_shut_down:
             raise CollectorError(SHUT_DOWN)
-        saved, journal = self._saved, None if self._journal is None else EffectJournal(self._journal)
+        saved = self._saved
         if saved is not None:
             self._version_base = saved.version - self.engine.version
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
@@ -474,7 +447,6 @@ class AgentCollector(BaseCollector):
             max_finished=max(2, 1 + (self._max_staleness or 0)) * self._groups_per_batch,
             skipped=self._skipped,
             saved=saved,
-            journal=journal,
             options=self._options,
             runs=self._runs(requests),
         )
@@ -491,8 +463,7 @@ class AgentCollector(BaseCollector):
             return None
         from torchrl_agentic.collectors.worker_pool import Shared, WorkerPool
 
-        has_effects = may_have_effects(self._agent.dispatcher.bound.values(), None)
-        shared = Shared(self._agent, requests, self._options.reward, has_effects, self.stats.count)
+        shared = Shared(self._agent, requests, self._options.reward)
         return WorkerPool(self._workers, self._worker_spec, shared, name=self._workers_name)
 
     def _permits(self) -> RequestPermits | None:
@@ -755,13 +726,12 @@ class AgentCollector(BaseCollector):
         """Return which tasks have left, the groups that have begun, and the policy version.
 
         It holds dicts, lists, texts and numbers, which `torch.save`, JSON and `Checkpoints` take. Any thread
-        may call it at any time; trajectories go on meanwhile, apart from the moment in which their tokens are
-        copied. A batch has left as soon as the iterator has returned it. After `shutdown` no group is left.
+        may call it at any time; trajectories go on meanwhile. A batch has left as soon as the iterator has
+        returned it. After `shutdown` no group is left.
 
         The tasks are numbers in the order of `tasks`, or the state of the `TaskStream`. Of a group, the state
-        contains the trajectories that have ended, with tokens, records and rewards, and of the others
-        everything up to their last whole turn. The answer that is sampled now, and the calls that run now,
-        are left out.
+        contains the trajectories that have ended, with tokens, records and rewards, and what the others need
+        to begin again.
         """
         running = self._running
         batches = {"batches": self._iter + 1}
@@ -804,13 +774,11 @@ class AgentCollector(BaseCollector):
         groups that had begun take up their work, with the age that they had:
 
         - Trajectories that had ended stay as they were, with their rewards.
-        - The others continue behind their last whole turn, unless something of them was open (a tool with
-          sessions, a world, a simulated user), or calls with effects may have run since the state was saved.
-          With a `journal`, it is known which did. Without one, trajectories that may use a tool with effects
-          do not continue.
-        - Those begin again, under a new name if calls with effects ran, or may have, so that none runs twice
-          under one name. The engine gets the same keys as before: if it is seeded by them, and
-          `max_staleness` is 0, the batches are those of a run that was not interrupted.
+        - The others, and trees, begin again. The engine gets the same keys as before: if it is seeded by
+          them, and `max_staleness` is 0, the batches are those of a run that was not interrupted.
+
+        The names of all trajectories that begin from now on have a new end, such as "+5f3a91", so that
+        tools with effects see none twice.
 
         The policy version goes on from that of the state, whatever the engine counts. Load the weights into
         the engine before the first batch. A `TaskStream` gets its state too, so that its own
@@ -891,18 +859,6 @@ def _close_at_exit() -> None:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}; got {value!r}")
-
-
-def _cached_names(group_cache: bool | Iterable[str], agent: Agent) -> bool | frozenset[str]:
-    """Check the names of the tools whose calls a group shares."""
-    if isinstance(group_cache, bool):
-        return group_cache
-    given = cast("object", group_cache)
-    names = frozenset(group_cache) if isinstance(given, Iterable) and not isinstance(given, str) else None
-    if names is None or not all(isinstance(cast("object", name), str) for name in names):
-        raise TypeError(f"group_cache is True, False or names of tools, such as ['search']; got {given!r}")
-    check_cached(names, agent.dispatcher.bound)
-    return names
 
 
 def _timeline_writer(timeline: str | Path | Recorder | TimelineWriter | None) -> TimelineWriter | None:

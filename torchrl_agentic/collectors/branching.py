@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
+from torchrl_agentic.trajectory.fork import Fork, ForkState
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.tools.base import Tool, Toolset, has_sessions, world_name
-from torchrl_agentic.trajectory.fork import Fork
 
 if TYPE_CHECKING:
     from torchrl_agentic.collectors.agent import Agent
@@ -114,15 +113,13 @@ class Branch:
         forks: The forks on its way.
         state: The trajectory at its last fork; None before the first one.
         session: Copy of what was open at the fork, until the branch starts; None if it has started.
-        suffix: End of the names of its tree if one process ended and another goes on; else "".
     """
 
     index: int
     n_leaves: int
     forks: tuple[Fork, ...] = ()
-    state: TrajectoryState | None = None
+    state: ForkState | None = None
     session: Session | None = None
-    suffix: str = ""
 
     @property
     def path(self) -> str:
@@ -130,7 +127,7 @@ class Branch:
         return ".".join(str(fork.branch) for fork in self.forks)
 
     @property
-    def can_be_resumed(self) -> bool:
+    def can_begin_again(self) -> bool:
         """True if the trajectory can begin again at its last fork, where its tools held nothing open."""
         return self.state is not None and not self.state.is_open
 
@@ -147,8 +144,8 @@ class Forkable(Protocol):
         """Return where the trajectory is."""
         ...
 
-    def state(self) -> TrajectoryState | None:
-        """Return the state of the trajectory."""
+    def fork_state(self) -> ForkState:
+        """Return the trajectory as its branches continue it."""
         ...
 
     async def branch_session(self, names: Sequence[str]) -> list[Session]:
@@ -199,8 +196,7 @@ class Forking:
         shares = self._options.shares(point, place.n_leaves)
         if len(shares) < 2:
             return
-        state = run.state()
-        assert state is not None
+        state = run.fork_state()
         n_tokens = 0 if state.ledger is None else len(state.ledger)
         branches = [
             Branch(
@@ -208,7 +204,6 @@ class Forking:
                 share,
                 (*place.forks, Fork(point.n_turns, n_tokens, number, state.seconds)),
                 state,
-                suffix=place.suffix,
             )
             for number, share in enumerate(shares)
         ]
@@ -220,19 +215,15 @@ class Forking:
         self._begin(others)
 
 
-def check_branches(agent: Agent, *, quorum: int | None) -> None:
+def check_branches(agent: Agent) -> None:
     """Check that the trajectories of a collector can fork, as far as it can be known before they begin.
 
     Args:
         agent: What the trajectories share.
-        quorum: Number of trajectories that make a group whole, or None.
 
     Raises:
         TypeError: If a tool, a toolset or a simulated user has state that cannot be copied.
-        ValueError: If there is a quorum.
     """
-    if quorum is not None:
-        raise ValueError("branching= and quorum= exclude each other: a tree is whole when its leaves are")
     if agent.users is not None:
         raise TypeError("branching= and UserSimulator exclude each other: simulated users have no branch()")
     for tool in map(_innermost, agent.dispatcher.tools):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
 
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
-from torchrl_agentic.dispatch.session import SessionCounts
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.records.codec import (
     message_from_json,
@@ -22,33 +23,11 @@ from torchrl_agentic.records.codec import (
     turns_to_json,
 )
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
-from torchrl_agentic.trajectory.score import Score
-from torchrl_agentic.trajectory.task import Task
-from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of the form of `CollectorState.to_json`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTrajectory:
-    """A trajectory that had not ended.
-
-    Attributes:
-        index: Number in its group.
-        name: Its name.
-        attempt: Number of trajectories of the group that had failed when it began: part of its name.
-        suffix: End of its name if it began again in a process that continued an earlier one; else "".
-        state: Its state after its last turn; None if it had none.
-    """
-
-    index: int
-    name: str
-    attempt: int = 0
-    suffix: str = ""
-    state: TrajectoryState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +40,8 @@ class GroupState:
         version: Policy version at which it began.
         attempts: Number of its trajectories that failed and were replaced.
         finished: Trajectories that had ended. After `from_json`, their tasks have a name and no messages.
-        running: The others that had begun.
+        running: The others that had begun, by index: the value of `attempts` when they did, from which their
+            keys follow.
     """
 
     label: int
@@ -69,7 +49,7 @@ class GroupState:
     version: int
     attempts: int = 0
     finished: tuple[Trajectory, ...] = ()
-    running: tuple[RunningTrajectory, ...] = ()
+    running: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +59,10 @@ class CollectorState:
     Attributes:
         version: Policy version.
         groups: Groups that had begun and had not left.
-        journal: Id of the journal of effects; None without one.
     """
 
     version: int
     groups: tuple[GroupState, ...] = ()
-    journal: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return dicts, lists, texts and numbers, in time O(tokens).
@@ -94,13 +72,12 @@ class CollectorState:
         return {
             "format": FORMAT,
             "policy_version": self.version,
-            "journal": self.journal,
             "groups": [_group_to_json(group) for group in self.groups],
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CollectorState | None:
-        """Read what `to_json` wrote; None from a state that an older version wrote without groups.
+    def from_json(cls, data: Mapping[str, Any]) -> CollectorState:
+        """Read what `to_json` wrote.
 
         Args:
             data: The object.
@@ -108,18 +85,13 @@ class CollectorState:
         Raises:
             ValueError: If it is something else.
         """
-        if "groups" not in data:
-            return None
         if data.get("format") != FORMAT:
             raise ValueError(
                 f"the state of the collector has the format {data.get('format')!r}; this version reads "
                 f"{FORMAT}"
             )
         try:
-            version, journal = data["policy_version"], data["journal"]
-            check_count("policy_version", version, optional=False, least=0)
-            if not isinstance(journal, str | None):
-                raise TypeError(f"journal is a text or None; got {journal!r:.80}")
+            version = _count(data, "policy_version")
             groups = tuple(_group_from_json(group) for group in data["groups"])
             if len({group.label for group in groups}) < len(groups):
                 raise ValueError("two groups have one label")
@@ -129,7 +101,7 @@ class CollectorState:
             raise ValueError(
                 f"this is no state of an AgentCollector: {type(error).__name__}: {error}"
             ) from error
-        return cls(int(version), groups, journal)
+        return cls(version, groups)
 
 
 class NotPlain(TypeError):
@@ -164,53 +136,35 @@ def plain(value: Any) -> Any:
 
 
 def _group_to_json(group: GroupState) -> dict[str, Any]:
-    finished = [_unless_other(one.name, _finished_to_json, one) for one in group.finished]
+    finished = [_unless_other(one) for one in group.finished]
     return {
         "label": group.label,
         "task": group.task,
         "version": group.version,
         "attempts": group.attempts,
         "finished": [one for one in finished if one is not None],
-        "running": [
-            {
-                "index": one.index,
-                "name": one.name,
-                "attempt": one.attempt,
-                "suffix": one.suffix,
-                "state": None if one.state is None else _unless_other(one.name, _state_to_json, one.state),
-            }
-            for one in group.running
-        ],
+        "running": [{"index": index, "attempt": attempt} for index, attempt in group.running.items()],
     }
 
 
-def _unless_other(name: str, convert: Callable[[Any], dict[str, Any]], value: Any) -> dict[str, Any] | None:
-    """Convert a value; None if it holds something that a state cannot."""
+def _unless_other(one: Trajectory) -> dict[str, Any] | None:
+    """Convert a trajectory; None if it holds something that a state cannot."""
     try:
-        return convert(value)
+        return _finished_to_json(one)
     except NotPlain as error:
-        logger.warning("the state leaves %s out, so that it begins again: %s", name, error)
+        logger.warning("the state leaves %s out, so that it begins again: %s", one.name, error)
         return None
 
 
 def _group_from_json(data: Mapping[str, Any]) -> GroupState:
     label, version, attempts = (_count(data, key) for key in ("label", "version", "attempts"))
     task = _text(data, "task")
-    running = tuple(
-        RunningTrajectory(
-            _count(one, "index"),
-            _text(one, "name"),
-            _count(one, "attempt"),
-            _text(one, "suffix"),
-            None if one["state"] is None else _state_from_json(one["state"], one["name"], one["index"]),
-        )
-        for one in data["running"]
-    )
+    running = [(_count(one, "index"), _count(one, "attempt")) for one in data["running"]]
     finished = tuple(_finished_from_json(one, Task(task, ())) for one in data["finished"])
-    indices = [one.index for one in (*finished, *running)]
+    indices = [*(one.index for one in finished), *(index for index, _ in running)]
     if len(set(indices)) < len(indices):
         raise ValueError(f"two trajectories of {task} have one index")
-    return GroupState(label, task, version, attempts, finished, running)
+    return GroupState(label, task, version, attempts, finished, dict(running))
 
 
 def _finished_to_json(one: Trajectory) -> dict[str, Any]:
@@ -258,43 +212,6 @@ def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
         int(data["token_drift"]),
         float(data["seconds"]),
         score=None if score is None else Score(float(score[0]), score[1], score[2], dict(score[3])),
-    )
-
-
-def _state_to_json(state: TrajectoryState) -> dict[str, Any]:
-    counts, user = state.counts, state.user
-    return {
-        "messages": plain(state.messages),
-        **_turns_to_json(state.turns),
-        "n_recorded": state.n_recorded,
-        "ledger": _ledger_to_json(state.ledger),
-        "counts": [counts.turn, counts.n_calls, dict(counts.ids), plain(counts.rewards)],
-        "is_open": state.is_open,
-        "tool_reward": float(state.tool_reward),
-        "user": [user.n_replies, float(user.total), float(user.score)],
-        "reason": state.reason,
-        "terminated": state.terminated,
-        "truncated": state.truncated,
-        "seconds": float(state.seconds),
-    }
-
-
-def _state_from_json(data: Mapping[str, Any], name: str, index: int) -> TrajectoryState:
-    turn, n_calls, ids, rewards = data["counts"]
-    n_replies, total, score = data["user"]
-    return TrajectoryState(
-        tuple(dict(message) for message in data["messages"]),
-        tuple(turns_from_json(data["turns"], trajectory=name, row=index)),
-        _count(data, "n_recorded"),
-        _ledger(data),
-        SessionCounts(int(turn), int(n_calls), dict(ids), dict(rewards)),
-        bool(data["is_open"]),
-        float(data["tool_reward"]),
-        UserState(int(n_replies), float(total), float(score)),
-        _text(data, "reason"),
-        bool(data["terminated"]),
-        bool(data["truncated"]),
-        float(data["seconds"]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 
 from torchrl_agentic.collectors.agent import Agent
@@ -141,19 +141,17 @@ class Outcome:
         """
         for turn in trajectory.turns:
             self.record(turn)
-        n_recorded = sum(len(turn.context) + 1 + len(turn.messages) for turn in trajectory.turns)
-        self.finish(trajectory, n_recorded)
+        self.finish(trajectory)
 
     def fail(self) -> None:
         """End the record of a trajectory that failed."""
         self._recording.finish("failed")
 
-    def finish(self, trajectory: Trajectory, n_recorded: int) -> None:
+    def finish(self, trajectory: Trajectory) -> None:
         """Complete the record of a trajectory that has its reward.
 
         Args:
             trajectory: The trajectory.
-            n_recorded: Number of its messages that the turns contain.
         """
         agent, record = self._agent, self._agent.record
         if agent.hook is None or not self._has_turns:
@@ -176,7 +174,7 @@ class Outcome:
             )
         if trajectory.score is not None:
             self._recording.annotate(**_score_extras(trajectory.score))
-        self._recording.add_messages(trajectory.messages[n_recorded:])
+        self._recording.add_messages(trajectory.messages[n_recorded(trajectory.turns) :])
         self._recording.finish(trajectory.reason)
 
     def _token_record(self, trajectory: Trajectory) -> TokenRecord | None:
@@ -186,6 +184,11 @@ class Outcome:
         ids = ledger.ids
         decode = encoder.tokenizer.decode
         return TokenRecord(ledger, tuple(decode(ids[span.start : span.stop]) for span in ledger.spans()))
+
+
+def n_recorded(turns: Iterable[Turn]) -> int:
+    """Return the number of messages of a trajectory that the records of its turns contain."""
+    return sum(len(turn.context) + 1 + len(turn.messages) for turn in turns)
 
 
 def _score_extras(score: Score) -> dict[str, JSON]:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from torchrl_agentic.collectors.stats_table import (
     ages_of,
-    bias_of,
     busy_trainer_of,
     capacity_of,
     duration,
@@ -89,8 +88,6 @@ def _facts(snapshot: Mapping[str, JSON]) -> Table:
         table.add_row("trainer", busy)
     if ages := snapshot["ages"]["last"]:
         table.add_row("token ages", f"{ages_of(ages)} (updates)")
-    if bias := bias_of(snapshot["lengths"]):
-        table.add_row("quorum", Text(bias.removeprefix("quorum: "), overflow="fold", no_wrap=False))
     for title in ("failures", "events"):
         if counts := snapshot[title]:
             words = ", ".join(f"{count} {one_line(kind, 40)}" for kind, count in counts.items())

@@ -12,7 +12,6 @@ from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory import Observer
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.worker_messages import (
     Answer,
     Ask,
@@ -27,12 +26,13 @@ from torchrl_agentic.collectors.worker_messages import (
     Piece,
     Refuse,
     Reply,
+    Said,
     Sealed,
     StartedEarly,
     ToWorker,
 )
-from torchrl_agentic.collectors.workers import TrajectoryLost, WorkerLost, may_continue
-from torchrl_agentic.engines.base import ContextExceeded, Finish, OnIds
+from torchrl_agentic.collectors.workers import WorkerLost
+from torchrl_agentic.engines.base import ContextExceeded, OnIds
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
@@ -89,22 +89,17 @@ class Shared(NamedTuple):
         agent: Rewards and recorder.
         requests: Requests to the engine.
         reward: The reward function, or None.
-        has_effects: Whether a tool writes anything.
-        count: Called with an event of the statistics.
     """
 
     agent: Agent
     requests: Requests
     reward: Reward | None
-    has_effects: bool
-    count: Any
 
 
 class RemoteRun:
     """A trajectory that runs on a worker; created on the event loop of the collector.
 
-    Keeps the ids, log-probabilities and versions of its tokens, and the state after its last turn, with which
-    another worker continues it.
+    Keeps the ids, log-probabilities and versions of its tokens, and its turns.
 
     Args:
         shared: What all trajectories of the collector share.
@@ -114,8 +109,8 @@ class RemoteRun:
         index: Number in its group.
         group: Number of the group; None without one.
         observer: Follows what the trajectory does, or None.
-        state: State of another run of this task, which this one continues; None: it begins.
         key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
+        group_name: Name of the group for its tools, unique in the process; "" without one.
 
     Attributes:
         name: Name of the trajectory.
@@ -134,11 +129,11 @@ class RemoteRun:
         index: int = 0,
         group: int | None = None,
         observer: Observer | None = None,
-        state: TrajectoryState | None = None,
         key: str | None = None,
+        group_name: str = "",
     ) -> None:
         self._shared, self._places, self._task = shared, places, task
-        self._key = key or name
+        self._key, self._group_name = key or name, group_name
         self.name, self._index, self.group = name, index, group
         self.phase: Literal["task", "trajectory", "reward"] = "task"
         self._observer = observer
@@ -148,81 +143,54 @@ class RemoteRun:
         self._messages: list[Mapping[str, Any]] = []
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
-        self._latest: TrajectoryState | None = None  # of the last turn that was opened
-        self._sealed: list[Sealed[TrajectoryState]] = []  # of the turns behind it
+        self._sealed: list[Sealed[Said]] = []  # the turns behind those
         self._n_turns = 0
         self._ledger: TokenLedger | None = None if shared.agent.encoder is None else TokenLedger()
-        self._n_tokens = 0  # after the last turn
         self._chat: list[Mapping[str, Any]] = []
         self._chat_tools: Sequence[Mapping[str, Any]] = ()
         self._media: dict[str, list[Any]] = {}
-        self._held: tuple[list[int], Finish] | None = None  # an answer that found its worker dead
-        self._is_in_turn = False
         self._engine_error: Exception | None = None
         self._next: asyncio.Future[FromWorker] = self._loop.create_future()
         self._place: Place | None = None
         self.time_limit: asyncio.Timeout | None = None
-        if state is not None:
-            self._resume(state)
-
-    def _resume(self, state: TrajectoryState) -> None:
-        """Take over what another run has done."""
-        self._began -= state.seconds
-        turns = tuple(replace(turn, trajectory=self.name, row=self._index) for turn in state.turns)
-        self._take_state(replace(state, turns=turns, ledger=None))
-        self._n_turns = len(turns)
-        if state.ledger is not None:
-            self._ledger, self._n_tokens = state.ledger.copy(), len(state.ledger)
 
     @property
     def n_turns(self) -> int:
         """Number of turns so far."""
-        return len(self._turns)
+        return self._n_turns
 
     async def run(self) -> Trajectory:
         """Run the trajectory on a worker, and compute its reward here.
 
         Raises:
             InfrastructureError: If the engine is lost.
-            TrajectoryLost: If its worker has died, and it cannot continue on another one.
+            WorkerLost: If its worker has died.
             ValueError: If the task names unknown tools, or the engine cannot take its prompt.
             RewardError: If the reward function raises or returns no number.
         """
         try:
-            ended = await self._turns_on_workers()
+            ended = await self._turns_on_worker()
             self.phase = "reward"
             trajectory = await self._rewarded(self._finished(ended))
         except BaseException:
             self._outcome.fail()
             raise
-        n_recorded = 0 if (latest := self._opened()) is None else latest.n_recorded
-        self._outcome.finish(trajectory, n_recorded)
+        self._outcome.finish(trajectory)
         return trajectory
 
-    async def _turns_on_workers(self) -> Ended:
-        """Run the turns on one worker after another, until one does not die."""
-        while True:
-            state = self.state()
-            task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
-            self._place = await self._entered(Begin(self.name, task, self._index, state))
-            try:
-                return await self._follow(self._place)
-            except WorkerLost as error:
-                if self._engine_error is not None:
-                    raise self._engine_error from error
-                if not may_continue(
-                    self._opened(), is_in_turn=self._is_in_turn, has_effects=self._shared.has_effects
-                ):
-                    raise TrajectoryLost(f"{self.name} ended with its worker: {error}") from error
-                self._shared.count("moved")
-                if self._is_in_turn and self._ledger is not None:  # the answer whose turn was lost
-                    self._ledger = self._ledger.copy(self._n_tokens)
-                self._is_in_turn = False
-                self._media = {}  # the next worker sends all of them
-                self._next = self._loop.create_future()
-            finally:
-                self._place.leave(self)
-                self._place = None
+    async def _turns_on_worker(self) -> Ended:
+        """Run the turns on a worker."""
+        task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
+        self._place = await self._entered(Begin(self.name, task, self._index, self._group_name))
+        try:
+            return await self._follow(self._place)
+        except WorkerLost as error:
+            if self._engine_error is not None:
+                raise self._engine_error from error
+            raise
+        finally:
+            self._place.leave(self)
+            self._place = None
 
     async def _entered(self, begin: Begin) -> Place:
         """Wait for a worker, while the time limit of the trajectory stands still, and begin there."""
@@ -310,23 +278,16 @@ class RemoteRun:
         for kind, items in ask.media.items():
             self._media.setdefault(kind, []).extend(items)
         assert self._ledger is not None
-        held, self._held = self._held, None
-        if held is None:
-            on_ids = self._stream(place) if ask.streams else None
-            start = self._doing("engine")
-            try:
-                held = await self._shared.requests.sample(
-                    self._ledger, max_tokens=ask.max_tokens, key=self._key, on_ids=on_ids, media=self._media
-                )
-            except Exception as error:
-                self._refuse(place, error)
-                return
-            self._span("engine", start, tokens=len(held[0]), status=held[1])
-        if self._next.done():  # the worker has died meanwhile, and nothing of this turn has run
-            self._held = held
+        on_ids = self._stream(place) if ask.streams else None
+        start = self._doing("engine")
+        try:
+            ids, finish = await self._shared.requests.sample(
+                self._ledger, max_tokens=ask.max_tokens, key=self._key, on_ids=on_ids, media=self._media
+            )
+        except Exception as error:
+            self._refuse(place, error)
             return
-        self._is_in_turn = True
-        ids, finish = held
+        self._span("engine", start, tokens=len(ids), status=finish)
         place.post(Answer(self.name, array("q", ids), finish, self._version))
 
     def _stream(self, place: Place) -> OnIds:
@@ -353,7 +314,6 @@ class RemoteRun:
             self._refuse(place, error)
             return
         self._span("engine", start, status="stop" if message.is_complete else "length")
-        self._is_in_turn = True
         place.post(Reply(self.name, message, self._version))
 
     def _refuse(self, place: Place, error: Exception) -> None:
@@ -369,37 +329,30 @@ class RemoteRun:
 
     def _take_news(self, news: News) -> None:
         """Take over what the worker reports: turns, tokens and spans."""
-        if news.state is not None:
-            self._sealed.append(news.state)
+        if news.said is not None:
+            self._sealed.append(news.said)
             self._n_turns += news.n_turns
-            self._is_in_turn = False
             if self._shared.agent.hook is not None:  # it records each turn when it has ended
-                self._opened()
+                self._open()
         offset = 0.0 if self._place is None else self._place.clock_offset
         for span in news.spans:
             self._add(span.shifted(offset))
         ledger = self._ledger
         if ledger is None:
             return
-        if news.base < self._n_tokens:  # the prompt was rendered anew
+        if news.base < len(ledger):  # the prompt was rendered anew
             ledger = self._ledger = ledger.copy(news.base)
         ledger.add_injected(news.ids, news.sources)
-        if self._held is None:
-            self._n_tokens = len(ledger)
 
-    def _opened(self) -> TrajectoryState | None:
-        """Return the state after the last turn, whose messages and turns are only the newest; None before."""
+    def _open(self) -> None:
+        """Read the turns that are still sealed, and record them."""
         while self._sealed:
-            self._take_state(self._sealed[0].open())
+            said = self._sealed[0].open()
+            self._messages += said.messages
+            self._turns += said.turns
+            for turn in said.turns:
+                self._outcome.record(turn)
             del self._sealed[0]
-        return self._latest
-
-    def _take_state(self, news: TrajectoryState) -> None:
-        self._messages += news.messages
-        self._turns += news.turns
-        self._latest = news
-        for turn in news.turns:
-            self._outcome.record(turn)
 
     def _doing(self, cause: Cause) -> float:
         if self._observer is not None:
@@ -415,17 +368,9 @@ class RemoteRun:
         if self._observer is not None:
             self._observer.add(span)
 
-    def state(self) -> TrajectoryState | None:
-        """Return the trajectory as it was after the last turn that its worker reported; None before."""
-        if (latest := self._opened()) is None:
-            return None
-        ledger = None if self._ledger is None else self._ledger.copy(self._n_tokens)
-        messages, turns = tuple(self._messages), tuple(self._turns)
-        return replace(latest, messages=messages, turns=turns, ledger=ledger)
-
     def so_far(self) -> Trajectory:
         """Return what has happened in a trajectory that failed, without its tokens."""
-        self._opened()
+        self._open()
         return Trajectory(
             self.name,
             self._task,
@@ -439,8 +384,7 @@ class RemoteRun:
         )
 
     def _finished(self, ended: Ended) -> Trajectory:
-        latest = self._opened()
-        assert latest is not None
+        self._open()
         encoder, ledger = self._shared.agent.encoder, self._ledger
         if encoder is not None and encoder.use_inference_chat_template:
             ledger = None
@@ -450,15 +394,15 @@ class RemoteRun:
             self._index,
             tuple(StoredMessage(one).read() for one in self._messages),
             tuple(self._turns),
-            latest.reason,
-            latest.terminated,
-            latest.truncated,
+            ended.reason,
+            ended.terminated,
+            ended.truncated,
             ledger,
             self._outcome.tool_reward,
             ended.final_reward,
-            latest.user.score,
-            n_replies=latest.user.n_replies,
-            replies_score=latest.user.total,
+            ended.user_score,
+            n_replies=ended.n_replies,
+            replies_score=ended.replies_score,
             token_drift=ended.token_drift,
             seconds=self._loop.time() - self._began,
             spans=tuple(self._spans),

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,30 +19,25 @@ from torchrl_agentic.collectors.admission import Admission
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.branching import Branch, Branching, Forking
 from torchrl_agentic.collectors.capacity import Capacity, Slot
-from torchrl_agentic.collectors.collector_state import CollectorState, GroupState, RunningTrajectory
+from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
-from torchrl_agentic.collectors.effect_journal import EffectJournal, may_have_effects
 from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
-from torchrl_agentic.collectors.resumption import Resumption
 from torchrl_agentic.collectors.segments import segments_of
-from torchrl_agentic.collectors.stats import CANCELLED, CollectorStats
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.collectors.stats import CollectorStats
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
-from torchrl_agentic.collectors.workers import Run, Runs, TrajectoryLost, WorkerRun, WorkersFailed
+from torchrl_agentic.collectors.workers import Run, Runs, WorkerLost, WorkerRun, WorkersFailed
 from torchrl_agentic.dispatch import Session
-from torchrl_agentic.dispatch.call_cache import CallCache
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.sandbox.cancellation import run_to_completion
-from torchrl_agentic.tools.row_data import RowData
-from torchrl_agentic.trajectory.span import Cause, Span
-from torchrl_agentic.trajectory.task import Task
-from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +66,9 @@ class LoopOptions:
     group_size: int = 1
     max_new_tokens: int = 1024
     trajectory_timeout: float | None = None
-    quorum: int | None = None
     reward: Reward | None = None
     speculate: bool = False
     failure_hook: Callable[[FailedTask], object] | None = None
-    group_cache: bool | frozenset[str] = False
     branching: Branching | None = None
 
 
@@ -88,14 +82,13 @@ class Group:
         place: Number of the task in the order of the tasks, counted from 0.
         label: Number of the group for its readers, the same in a run that is resumed.
         version: Policy version at which it began.
-        cache: Results of calls that its trajectories share, or None.
         done: Trajectories that have ended, in the order of their index once the group is whole.
         running: Tasks of the others, by their number, which is the index unless they are branches.
         attempts: Number of trajectories that failed and were replaced.
         losses: Number of times that a trajectory was lost with its worker, by index.
-        is_whole: Whether it waits for its batch or has left; further trajectories do not count.
-        saved: Trajectories of an earlier process that have not started again, by index.
-        runs: Those that run, by index, as a state contains them.
+        again: Attempts of trajectories that begin again under their keys, by index: those that ran in an
+            earlier process, or on a worker that died.
+        runs: Those that run, by index, with their attempts: the value of `attempts` when they began.
         branches: Places of its trajectories in their trees, by number; empty if they never fork.
         n_begun: Number of trajectories with a number, branches included.
     """
@@ -105,16 +98,12 @@ class Group:
     place: int
     label: int
     version: int
-    cache: CallCache | None = None
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     running: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
     attempts: int = 0
     losses: Counter[int] = field(default_factory=Counter[int])
-    is_whole: bool = False
-    saved: dict[int, RunningTrajectory] = field(default_factory=dict[int, RunningTrajectory])
-    runs: dict[int, tuple[RunningTrajectory, Run]] = field(
-        default_factory=dict[int, "tuple[RunningTrajectory, Run]"]
-    )
+    again: dict[int, int] = field(default_factory=dict[int, int])
+    runs: dict[int, tuple[int, Run]] = field(default_factory=dict[int, "tuple[int, Run]"])
     branches: dict[int, Branch] = field(default_factory=dict[int, Branch])
     n_begun: int = 0
 
@@ -135,7 +124,6 @@ class RolloutLoop:
         max_finished: Number of whole groups that may wait for their batch before no more begin.
         skipped: Numbers of the tasks that are skipped, counted from 0 in the order of `tasks`; None: no task.
         saved: State of an earlier process, whose groups are continued, or None.
-        journal: Journal of the calls with effects, which this loop closes, or None.
         options: See `LoopOptions`.
         runs: Creates the trajectories; None: they run on this event loop.
     """
@@ -154,12 +142,14 @@ class RolloutLoop:
         max_finished: int,
         skipped: DoneTasks | None = None,
         saved: CollectorState | None = None,
-        journal: EffectJournal | None = None,
         options: LoopOptions,
         runs: Runs | None = None,
     ) -> None:
-        self._resumption = Resumption(saved, journal)
-        self._restored = {one.label: admission.restore(one.version) for one in self._resumption.groups}
+        self._saved = {} if saved is None else {one.label: one for one in saved.groups}
+        """Groups of the earlier process that have not been taken over yet, by label, in its order."""
+        self._restored = {one.label: admission.restore(one.version) for one in self._saved.values()}
+        self._suffix = "" if saved is None else f"+{secrets.token_hex(3)}"
+        """End of the names in a process that follows an earlier one, which may have used them already."""
         self._agent, self._requests = agent, requests
         self._runs = runs
         self._stream = tasks.reader() if isinstance(tasks, TaskStream) else None
@@ -296,17 +286,12 @@ class RolloutLoop:
             GroupState(group.label, group.task.name, group.version, group.attempts, *_begun(group))
             for group in (*itertools.chain(*self._returned), *self._groups.values())
         ]
-        groups += self._resumption.groups
-        journal = self._resumption.journal
-        return CollectorState(
-            self._admission.version,
-            tuple(sorted(groups, key=lambda group: group.label)),
-            None if journal is None else journal.key,
-        )
+        groups += self._saved.values()
+        return CollectorState(self._admission.version, tuple(sorted(groups, key=lambda group: group.label)))
 
     def _take(self) -> list[int] | None:
         self._follow_version()
-        if self._resumption.groups:  # older than all others, and not yet read
+        if self._saved:  # older than all others, and not yet read
             return None
         for number in self._admission.overdue:
             self._restart(self._groups[number])
@@ -356,8 +341,6 @@ class RolloutLoop:
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSE_LIMIT_S)
         await self._agent.close()
-        if self._resumption.journal is not None:
-            self._resumption.journal.close()
         self._reader.close()
         self._stats.stop()
 
@@ -386,22 +369,22 @@ class RolloutLoop:
                 number = -1
                 while True:
                     start = self._loop.time()
-                    await self._until(lambda: bool(self._resumption.groups) or self._may_begin())
+                    await self._until(lambda: bool(self._saved) or self._may_begin())
                     if (row := await anext(rows, _END)) is _END:
                         break
                     number += 1
                     if number in self._done_tasks:
                         continue
                     label = number if self._stream is None else self._stream.number(number)
-                    saved = self._resumption.take(label)
+                    saved = self._saved.pop(label, None)
                     if saved is not None:
                         self._restore_group(saved, number, row)
                         continue
                     await self._until(self._may_begin)
                     self._begin_group(number, label, row, start)
                     await asyncio.sleep(0)  # rows that are all dropped let others run
-            if self._resumption.groups:
-                missing = self._resumption.groups[0]
+            if self._saved:
+                missing = next(iter(self._saved.values()))
                 raise ValueError(
                     f"the state has a group of task {missing.label}, {missing.task!r}, but the tasks ended "
                     "before it: pass the tasks that the state was saved with"
@@ -426,16 +409,12 @@ class RolloutLoop:
             )
         number, has_trees = self._restored[saved.label], self._options.branching is not None
         done = [] if has_trees else [replace(one, task=task) for one in saved.finished]
-        attempts = saved.attempts + has_trees  # trees begin again, under names of their own
-        group = Group(
-            number, task, place, saved.label, saved.version, self._new_cache(), done, attempts=attempts
-        )
+        group = Group(number, task, place, saved.label, saved.version, done, attempts=saved.attempts)
+        self._groups[number] = group
         if has_trees:
-            self._groups[number] = group
             self._begin_trajectories(group)
             return
-        group.saved = {one.index: one for one in saved.running}
-        self._groups[number] = group
+        group.again = dict(saved.running)
         for one in done:
             self._stats.trajectory_began(one.name, str(number))
             self._stats.trajectory_ended(one.name, one.reason)
@@ -448,7 +427,7 @@ class RolloutLoop:
                 reward=self._options.reward,
             )
             outcome.record_again(one)
-        if len(done) >= (self._options.quorum or self._options.group_size):
+        if len(done) >= self._options.group_size:
             self._complete(group)
         else:
             ended = {one.index for one in done}
@@ -466,7 +445,7 @@ class RolloutLoop:
         self._stats.add(Span("admission", start, self._loop.time(), name=task.name))
         self._follow_version()
         version = self._admission.version
-        group = Group(self._admission.begin(), task, number, label, version, self._new_cache())
+        group = Group(self._admission.begin(), task, number, label, version)
         self._groups[group.number] = group
         self._begin_trajectories(group)
 
@@ -478,13 +457,6 @@ class RolloutLoop:
             group.branches = {index: Branch(index, branching.n_leaves) for index in range(size)}
         self._waiting.extend((group, index) for index in range(size))
         self._changed.set()
-
-    def _new_cache(self) -> CallCache | None:
-        """Return an empty cache for the calls of a group, or None if groups have none."""
-        names = self._options.group_cache
-        if names is False:
-            return None
-        return CallCache(None if names is True else names, on_hit=lambda: self._stats.count("cached"))
 
     def _refuse(self, number: int, error: Exception) -> None:
         """Drop a task that cannot be read, or end the collector."""
@@ -540,29 +512,35 @@ class RolloutLoop:
         """Run one trajectory of a group, and decide what follows from its end."""
         branch = group.branches.get(index)
         session = None if branch is None else branch.take_session()
-        saved = group.saved.pop(index, None)
-        attempt = group.attempts if saved is None else saved.attempt
+        attempt = group.again.pop(index, group.attempts)
         key = self._key(group, index, attempt)
-        state: TrajectoryState | None = None
-        if branch is None:
-            suffix, state = self._resumption.start(key, saved, lambda: self._may_have_effects(group.task))
-        else:
-            if not branch.forks:
-                branch.suffix = self._resumption.start_tree(
-                    *self._tree_names(group, branch.index), lambda: self._may_have_effects(group.task)
-                )
-            suffix, state = branch.suffix, branch.state
-            if session is not None:  # named at the fork
-                key = session.trajectory.removesuffix(suffix)
-        name = f"{key}{suffix}"
+        if session is not None:  # named at the fork
+            key = session.trajectory.removesuffix(self._suffix)
+        name = f"{key}{self._suffix}"
+        if n_losses := group.losses[index]:
+            name = f"{name}+{n_losses}"
         self._stats.trajectory_began(name, str(group.number))
+        group_name = f"{group.task.name}/{group.label}@{self._prefix}"
         observer = _Observer(self._stats, slot, self._changed.set)
         on_worker: WorkerRun | None = None
         if self._runs is None:
-            run: Run = self._run_of(
-                group, index, name, key=key, state=state, observer=observer, session=session,
+            run: Run = TrajectoryRun(
+                self._agent,
+                self._requests,
+                group.task,
+                name=name,
+                index=index if branch is None else branch.index,
+                group=group.number,
+                max_new_tokens=self._options.max_new_tokens,
+                reward=self._options.reward,
+                speculate=self._options.speculate,
+                observer=observer,
+                fork=None if branch is None else branch.state,
+                group_name=group_name,
+                key=key,
+                session=session,
                 forking=self._forking(group, branch),
-            )  # fmt: skip
+            )
         else:
             run = on_worker = self._runs.new_run(
                 group.task,
@@ -570,10 +548,10 @@ class RolloutLoop:
                 index=index,
                 group=group.number,
                 observer=observer,
-                state=state,
                 key=key,
+                group_name=group_name,
             )
-        group.runs[index] = RunningTrajectory(index, name, attempt, suffix), run
+        group.runs[index] = attempt, run
         reason, is_kept, failure = "", False, None
         try:
             async with asyncio.timeout(self._options.trajectory_timeout) as limit:
@@ -596,54 +574,25 @@ class RolloutLoop:
             if group.running.get(index) is asyncio.current_task():  # its tree may have begun again
                 del group.running[index]
                 del group.runs[index]
-            if not reason:  # cancelled
-                reason = CANCELLED if group.is_whole else "abandoned"
-            self._stats.trajectory_ended(name, reason, is_kept=is_kept)
+            self._stats.trajectory_ended(name, reason or "abandoned", is_kept=is_kept)
             self._changed.set()
         if not self._is_open(group):
             return
         if failure is not None:
-            self._handle_failure(group, index, run, *failure)
+            self._handle_failure(group, index, attempt, run, *failure)
             return
         self._failures.succeed()
-        if len(group.done) >= (self._options.quorum or len(group.branches) or self._options.group_size):
+        if len(group.done) >= (len(group.branches) or self._options.group_size):
             self._complete(group)
-
-    def _run_of(self, group: Group, index: int, name: str, **more: Any) -> TrajectoryRun:
-        return TrajectoryRun(
-            self._agent,
-            self._requests,
-            group.task,
-            name=name,
-            index=index if (branch := group.branches.get(index)) is None else branch.index,
-            group=group.number,
-            max_new_tokens=self._options.max_new_tokens,
-            reward=self._options.reward,
-            speculate=self._options.speculate,
-            cache=group.cache,
-            journal=self._resumption.journal,
-            **more,
-        )
-
-    def _may_have_effects(self, task: Task) -> bool:
-        """Return True if a tool that the trajectories of a task may use has effects."""
-        dispatcher = self._agent.dispatcher
-        allowed = None if dispatcher.tool_selection is not None else _usable(task)
-        return may_have_effects(dispatcher.bound.values(), allowed)
 
     def _key(self, group: Group, number: int, attempt: int, path: str | None = None) -> str:
         """Return the key of a trajectory: its place in its group and in its tree, and the attempt."""
         branch = group.branches.get(number)
         if branch is not None:
             number, path = branch.index, branch.path if path is None else path
-        start, end = self._tree_names(group, number)
         place = f"/{path}" if path else ""
         mark = f"~{attempt}" if attempt else ""
-        return f"{start}{place}{mark}{end}"
-
-    def _tree_names(self, group: Group, index: int) -> tuple[str, str]:
-        """Return what the keys of a tree begin with, and what they end with."""
-        return f"{group.task.name}/{group.label}.{index}", f"@{self._prefix}"
+        return f"{group.task.name}/{group.label}.{number}{place}{mark}@{self._prefix}"
 
     def _forking(self, group: Group, branch: Branch | None) -> Forking | None:
         """Return what lets a trajectory fork; None if trajectories never do."""
@@ -665,7 +614,7 @@ class RolloutLoop:
         return Forking(
             self._options.branching,
             branch,
-            name_of=lambda path: f"{self._key(group, index, group.attempts, path)}{branch.suffix}",
+            name_of=lambda path: f"{self._key(group, index, group.attempts, path)}{self._suffix}",
             begin=begin,
         )
 
@@ -694,28 +643,25 @@ class RolloutLoop:
         self._changed.set()
 
     def _is_open(self, group: Group) -> bool:
-        """Return True if a group still takes trajectories."""
-        return self._groups.get(group.number) is group and not group.is_whole
+        """Return True if a group was neither dropped nor begun again."""
+        return self._groups.get(group.number) is group
 
     def _complete(self, group: Group) -> None:
-        """Mark a group as whole; with a quorum, cancel those that are not needed."""
-        group.is_whole = self._has_whole_groups = True
-        for task in list(group.running.values()):
-            task.cancel()
-        self._forget_waiting(group)
+        """Queue a whole group for its batch."""
+        self._has_whole_groups = True
         group.done.sort(key=lambda trajectory: trajectory.path)
         self._failures.forget(group.number)
         self._admission.finish(group.number)
 
     def _handle_failure(
-        self, group: Group, index: int, run: Run, kind: FailureKind, error: BaseException
+        self, group: Group, index: int, attempt: int, run: Run, kind: FailureKind, error: BaseException
     ) -> None:
         """Replace a failed trajectory, drop its group, or end the collector."""
         name, hook = run.name, self._options.failure_hook
-        if isinstance(error, TrajectoryLost) and group.losses[index] < MAX_LOSSES:
+        if isinstance(error, WorkerLost) and group.losses[index] < MAX_LOSSES:
             logger.info("trajectory %s begins again: %s", name, error)
             group.losses[index] += 1
-            group.attempts += 1
+            group.again[index] = attempt
             self._stats.count("restarted")
             self._waiting.appendleft((group, index))
             return
@@ -725,7 +671,7 @@ class RolloutLoop:
             self._fail(error)
             return
         branch = group.branches.get(index)
-        is_tree_lost = branch is not None and not branch.can_be_resumed
+        is_tree_lost = branch is not None and not branch.can_begin_again
         verdict = self._failures.fail(
             group.number,
             branch.index if branch and is_tree_lost else index,
@@ -779,7 +725,6 @@ class RolloutLoop:
             group.place,
             group.label,
             self._admission.version,
-            self._new_cache(),
             attempts=group.attempts + 1,
         )
         self._abandon(group)
@@ -807,29 +752,15 @@ def _rewards(group: Group) -> list[float]:
     return [trajectory.reward for trajectory in group.done]
 
 
-def _begun(group: Group) -> tuple[tuple[Trajectory, ...], tuple[RunningTrajectory, ...]]:
-    """Return the trajectories of a group that have ended, and the others that have begun, with their states.
+def _begun(group: Group) -> tuple[tuple[Trajectory, ...], dict[int, int]]:
+    """Return the trajectories of a group that have ended, and the attempts of the others that have begun.
 
     A group of trees has none: it begins again.
     """
-    done = tuple(group.done)
     if group.branches:
-        return (), ()
-    if group.is_whole:
-        return done, ()
-    found = [replace(one, state=run.state()) for one, run in group.runs.values()]
-    return done, tuple(sorted((*found, *group.saved.values()), key=lambda one: one.index))
-
-
-def _usable(task: Task) -> frozenset[str] | None:
-    """Return the names of the tools that the trajectories of a task may use in some turn; None for all."""
-    try:
-        selections = RowData.of(task.data).selections
-    except (TypeError, ValueError):
-        return None
-    if not selections or selections[0][0] > 0:
-        return None
-    return frozenset(name for _, names in selections for name in names)
+        return (), {}
+    begun = {index: attempt for index, (attempt, _) in group.runs.items()}
+    return tuple(group.done), dict(sorted((begun | group.again).items()))
 
 
 class _Observer:

@@ -21,20 +21,14 @@ if TYPE_CHECKING:
     from torchrl_agentic.collectors.capacity import Capacity
     from torchrl_agentic.collectors.request_permits import RequestPermits
 
-Event: TypeAlias = Literal[
-    "aborted", "resumed", "replaced", "dropped", "cancelled", "early", "cached", "moved", "restarted"
-]
+Event: TypeAlias = Literal["aborted", "resumed", "replaced", "dropped", "early", "restarted"]
 """What `CollectorStats.count` counts.
 
 "aborted": answers that an update or a lost engine ended. "resumed": answers that were continued. "replaced":
-trajectories that began again after a failure. "dropped": groups that left no rows. "cancelled": trajectories
-that a quorum made superfluous. "early": tool calls that started while the model still wrote. "cached": tool
-calls that an identical call of the same group answered. "moved": trajectories that continued on another
-worker after theirs had died; "restarted": those that began again, since they could not continue.
+trajectories that began again after a failure. "dropped": groups that left no rows. "early": tool calls that
+started while the model still wrote.
+"restarted": trajectories that began again because their worker had died.
 """
-
-CANCELLED = "cancelled"
-"""Reason of the end of a trajectory whose group was complete without it, because of a quorum."""
 
 _MOST_NAMES = 200  # of tools, reasons and failures: models invent names
 _OTHERS = "(others)"
@@ -83,19 +77,6 @@ class _Trajectory:
     tokens: int = 0
     turn: int = 0
     n_spans: int = 0
-
-
-@dataclass(slots=True)
-class _Mean:
-    count: int = 0
-    total: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
-
-    def to_json(self) -> dict[str, JSON]:
-        return {"n": self.count, "mean": self.total / self.count if self.count else None}
 
 
 class _EngineUse:
@@ -166,8 +147,8 @@ class CollectorStats:
     Args:
         clock: Function that returns the time in seconds, such as the `time` of the event loop.
         groups_per_batch: Number of groups in a batch.
-        group_size: Number of trajectories that make a group complete, fewer with a quorum; None if a group is
-            complete as soon as none of its trajectories runs.
+        group_size: Number of trajectories that make a group complete; None if a group is complete as soon
+            as none of its trajectories runs.
         max_concurrent: Number of requests that the engine works on at once; None if unknown.
         timeline: Writer of the spans of each batch; None for no timeline. `stop` closes it.
     """
@@ -203,7 +184,7 @@ class CollectorStats:
         self._failures: Counter[str] = Counter()
         self._events: Counter[str] = Counter()
         self._ages: deque[Counter[int]] = deque(maxlen=_BATCHES)
-        self._kept, self._cancelled = _Mean(), _Mean()
+        self._n_left = self._n_tokens_left = 0
         self._n_began = self._n_ended = self._n_batches = self._n_groups = self._n_trained = 0
         self._first_batch = 0
         self._version = 0
@@ -286,7 +267,7 @@ class CollectorStats:
 
         Args:
             name: Name of the trajectory.
-            reason: Why it ended; `CANCELLED` if a quorum made it superfluous.
+            reason: Why it ended.
             is_kept: Whether it waits for its batch. False for one that failed, or was replaced or cancelled.
         """
         with self._lock:
@@ -298,9 +279,7 @@ class CollectorStats:
                 self._n_ended += 1
                 self._reasons[_among(self._reasons, reason)] += 1
                 self._ended[name] = None
-                if reason == CANCELLED:
-                    self._cancelled.add(trajectory.tokens)
-            if not is_kept or reason == CANCELLED:
+            if not is_kept:
                 self._forget(name)
             if len(self._ended) > _MOST_ENDED:
                 self._forget(next(iter(self._ended)))
@@ -408,8 +387,8 @@ class CollectorStats:
             for age, count in ages.items():
                 histogram[min(age, _OLDEST)] += count
             self._ages.append(histogram)
-            for row in rows:
-                self._kept.add(row.tokens)
+            self._n_left += len(rows)
+            self._n_tokens_left += sum(row.tokens for row in rows)
             if self._timeline is not None:
                 start = min([row.began for row in rows], default=now)
                 self._timeline.write(
@@ -524,11 +503,12 @@ class CollectorStats:
                     "trained": self._n_trained,
                     "per_s": recent["tokens_per_s"],
                     "per_s_total": total["tokens_per_s"],
+                    "per_trajectory": self._n_tokens_left / self._n_left if self._n_left else None,
                 },
                 "batches": {
                     "n": self._n_batches,
                     "groups": self._n_groups,
-                    "trajectories": self._kept.count,
+                    "trajectories": self._n_left,
                     "complete_groups": sum(map(self._is_complete, self._groups.values())),
                     "groups_per_batch": self._groups_per_batch,
                 },
@@ -547,7 +527,6 @@ class CollectorStats:
                     "last": _sorted(self._ages[-1]) if self._ages else {},
                     "recent": _sorted(ages),
                 },
-                "lengths": {"kept": self._kept.to_json(), "cancelled": self._cancelled.to_json()},
                 "reasons": dict(self._reasons),
                 "failures": dict(self._failures),
                 "events": dict(self._events),

@@ -15,7 +15,7 @@ _MOST_CAUSES = 8
 def scalars_of(snapshot: Mapping[str, JSON]) -> dict[str, float]:
     """Return the figures of a snapshot that are worth a curve, by name; see `CollectorStats.scalars`."""
     tokens, engine, batches = snapshot["tokens"], snapshot["engine"], snapshot["batches"]
-    wait, lengths = snapshot["wait"], snapshot["lengths"]
+    wait = snapshot["wait"]
     found: dict[str, float] = {
         "in_flight": snapshot["in_flight"],
         "tokens_per_s": tokens["per_s"],
@@ -38,9 +38,8 @@ def scalars_of(snapshot: Mapping[str, JSON]) -> dict[str, float]:
     for name, value in snapshot["capacity"].items():
         if value is not None:
             found[f"capacity/{name}"] = value
-    for kind, length in lengths.items():
-        if length["mean"] is not None:
-            found[f"length/{kind}"] = length["mean"]
+    if tokens["per_trajectory"] is not None:
+        found["tokens_per_trajectory"] = tokens["per_trajectory"]
     # A cause that held up an earlier batch, but not the last one, is 0: else its curve would not fall.
     waits = {cause: wait["last_causes"].get(cause, 0.0) for cause in wait["causes"]}
     for prefix, values in (
@@ -111,8 +110,6 @@ def _lines(snapshot: Mapping[str, JSON]) -> Iterator[str]:
             )
     if ages := snapshot["ages"]["last"]:
         yield f"ages of the tokens of the last batch: {ages_of(ages)}"
-    if bias := bias_of(snapshot["lengths"]):
-        yield bias
     for title, counts in (("failures", snapshot["failures"]), ("events", snapshot["events"])):
         if counts:
             yield one_line(f"{title}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}", 80)
@@ -149,21 +146,6 @@ def busy_trainer_of(snapshot: Mapping[str, JSON]) -> str:
     """Return for how long batches waited for the trainer, or "" if they did not."""
     seconds = snapshot["seconds_by_cause"].get("trainer", 0.0)
     return f"batches were ready {duration(seconds)} before the trainer asked for them" if seconds else ""
-
-
-def bias_of(lengths: Mapping[str, JSON]) -> str:
-    """Return how the lengths of kept and cancelled trajectories differ, or "" if none was cancelled.
-
-    Args:
-        lengths: Number and mean length of the kept and of the cancelled ones.
-    """
-    kept, cancelled = lengths["kept"], lengths["cancelled"]
-    if kept["mean"] is None or cancelled["mean"] is None:
-        return ""
-    return (
-        f"quorum: {kept['mean']:.0f} tokens per kept trajectory, "
-        f"{cancelled['mean']:.0f} so far in the {cancelled['n']} cancelled"
-    )
 
 
 def name_of(cause: str) -> str:

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 from tensordict import TensorDict
 
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.branching import BranchPoint, Forking
-from torchrl_agentic.collectors.effect_journal import EffectJournal
-from torchrl_agentic.collectors.outcome import Outcome, Reward, RewardError
+from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
+from torchrl_agentic.trajectory.fork import Fork, ForkState
+from torchrl_agentic.collectors.outcome import Outcome, Reward, RewardError, n_recorded
 from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.collectors.speaker import MessageSpeaker, Speaker, TokenSpeaker
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
+from torchrl_agentic.trajectory.task import Task, lookup
+from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import open_tools, read_row
 from torchrl_agentic.dispatch.rendering import render
-from torchrl_agentic.dispatch.session import SessionCounts
 from torchrl_agentic.errors import InvalidTask, ToolFailed
 from torchrl_agentic.interactions.user_tool import final_score, reply, set_arguments
 from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.parsers.base import parse_message
 from torchrl_agentic.sandbox.cancellation import run_to_completion
-from torchrl_agentic.tensors import has_rows, reset_tools
-from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
-from torchrl_agentic.tools.row_data import HIDDEN_STATE
-from torchrl_agentic.trajectory.calls import without_eos
-from torchrl_agentic.trajectory.fork import Fork
-from torchrl_agentic.trajectory.span import Cause, Span
-from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
+from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.trajectory.stored_message import StoredMessage
-from torchrl_agentic.trajectory.task import Task, lookup
-from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.trajectory.user_side import chosen as choice
-
-if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.call_cache import CallCache
+from torchrl_agentic.transforms.dataset_rows import HIDDEN_STATE, has_rows, reset_tools
+from torchrl_agentic.transforms.history import without_eos
+from torchrl_agentic.transforms.user_sessions import choice
 
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
@@ -73,6 +66,15 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _UserState:
+    """The simulated user's part: the number of replies, the sum of their scores, and the final score."""
+
+    n_replies: int = 0
+    total: float = 0.0
+    score: float = 0.0
+
+
 class TrajectoryRun:
     """One trajectory, from its task to its reward; created on the event loop that it runs on.
 
@@ -87,11 +89,10 @@ class TrajectoryRun:
         reward: Returns a score that is added to the rewards of the transforms, or None.
         speculate: Whether calls of tools without effects start while the model still writes.
         observer: Follows what the trajectory does, or None.
-        state: State of another run of this task, which this one continues; None: it begins.
-        cache: Results of calls that the trajectories of the group share, or None.
+        fork: State of another run at a fork, which this one continues; None: it begins.
+        group_name: Name of the group for its tools, unique in the process; "" without one.
         key: Name of the trajectory for the engine, which may seed its answers by it; None: `name`.
-        journal: Gets a line before the calls of a turn run that have effects, or None.
-        session: Session with what was open in that state, from `branch_session`; None: a new one.
+        session: Session with what was open at the fork, from `branch_session`; None: a new one.
         forking: Decides after each turn whether the trajectory forks; None: it never does.
 
     Attributes:
@@ -112,14 +113,13 @@ class TrajectoryRun:
         reward: Reward | None = None,
         speculate: bool = False,
         observer: Observer | None = None,
-        state: TrajectoryState | None = None,
-        cache: CallCache | None = None,
+        fork: ForkState | None = None,
+        group_name: str = "",
         key: str | None = None,
-        journal: EffectJournal | None = None,
         session: Session | None = None,
         forking: Forking | None = None,
     ) -> None:
-        self._key, self._journal = key or name, journal
+        self._key = key or name
         self._agent, self._requests, self._task = agent, requests, task
         self.name, self._index, self._reward = name, index, reward
         self._outcome = Outcome(agent, task, name=name, index=index, group=group, reward=reward)
@@ -129,19 +129,17 @@ class TrajectoryRun:
         self._observer = observer
         self._time = asyncio.get_running_loop().time
         self._began = self._time()
-        self._is_branch, self._forking = session is not None, forking
+        self._fork, self._forking = fork, forking
         self._session: Session = agent.dispatcher.session(name) if session is None else session
-        if session is None and cache is not None:  # a branch of a session has its cache already
-            self._session.cache = cache.of(name)
+        self._session.group = group_name
         self._conversation: list[StoredMessage] = [StoredMessage(message) for message in task.messages]
         self._recorded = 0
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
         self._reason, self._terminated, self._truncated = "", False, False
         self._user: Session | None = None
-        self._user_name, self._user_state = "", UserState()
-        self._source = state
-        self._mark: _Mark | None = None
+        self._user_name, self._user_state = "", _UserState()
+        self._speaker: Speaker | None = None
 
     async def run(self) -> Trajectory:
         """Run the trajectory to its end, close what it holds open, and compute its reward.
@@ -156,7 +154,7 @@ class TrajectoryRun:
         try:
             has_ended = False
             try:
-                speaker = await self._begin()
+                self._speaker = speaker = await self._begin()
                 self.phase = "trajectory"
                 while not self._is_over:
                     await self._turn(speaker)
@@ -172,7 +170,7 @@ class TrajectoryRun:
         except BaseException:
             self._outcome.fail()
             raise
-        self._outcome.finish(trajectory, self._recorded)
+        self._outcome.finish(trajectory)
         return trajectory
 
     def so_far(self) -> Trajectory:
@@ -190,49 +188,32 @@ class TrajectoryRun:
             forks=self._forks,
         )
 
-    def state(self) -> TrajectoryState | None:
-        """Return the trajectory as it was after its last turn; None before the first one has ended.
-
-        What has happened in the current turn is not part of it. Costs O(length); may be called at any time,
-        on the event loop of the trajectory.
-        """
-        mark = self._mark
-        if mark is None:
-            return self._source
-        ledger = None if mark.ledger is None else mark.ledger.copy(mark.n_tokens)
-        return replace(self._state_after(mark, 0, 0), ledger=ledger)
-
-    def state_after(self, n_messages: int, n_turns: int) -> TrajectoryState | None:
-        """Return the part of the `state` that is new since an earlier one, without the ledger.
+    def since(self, n_messages: int, n_turns: int) -> tuple[tuple[Mapping[str, Any], ...], tuple[Turn, ...]]:
+        """Return the fields of the newest messages, and the newest turns; call it between two turns.
 
         Args:
             n_messages: Number of first messages that are left out.
             n_turns: Number of first turns that are left out.
-
-        Returns:
-            The new part; None if no turn has ended in this run.
         """
-        return None if self._mark is None else self._state_after(self._mark, n_messages, n_turns)
+        messages = tuple({**message} for message in self._conversation[n_messages:])
+        return messages, tuple(self._turns[n_turns:])
 
-    def _state_after(self, mark: _Mark, n_messages: int, n_turns: int) -> TrajectoryState:
-        return TrajectoryState(
-            messages=tuple({**message} for message in self._conversation[n_messages : mark.n_messages]),
-            turns=tuple(self._turns[n_turns : mark.n_turns]),
-            n_recorded=mark.n_recorded,
-            ledger=None,
-            counts=mark.counts,
-            is_open=mark.is_open,
-            tool_reward=mark.tool_reward,
-            user=mark.user,
-            reason=mark.reason,
-            terminated=mark.terminated,
-            truncated=mark.truncated,
-            seconds=mark.seconds,
+    def fork_state(self) -> ForkState:
+        """Return the trajectory as its branches continue it; call it between two turns. Costs O(length)."""
+        ledger = None if self._speaker is None else self._speaker.written
+        messages, turns = self.since(0, 0)
+        return ForkState(
+            messages,
+            turns,
+            None if ledger is None else ledger.copy(),
+            self._session.counts(),
+            self._session.is_open,
+            self._time() - self._began,
         )
 
     def branch_point(self) -> BranchPoint:
         """Return the end of the last turn, for a function that decides whether the trajectory forks."""
-        ledger = None if self._mark is None else self._mark.ledger
+        ledger = None if self._speaker is None else self._speaker.written
         log_probs: Sequence[float] = ()
         if ledger is not None:
             spans = [span for span in ledger.spans() if span.source == SAMPLED]
@@ -240,7 +221,7 @@ class TrajectoryRun:
         return BranchPoint(len(self._turns), self._turns[-1], log_probs, len(self._forks))
 
     async def branch_session(self, names: Sequence[str]) -> list[Session]:
-        """Copy what the trajectory holds open, for others that continue its `state`; the caller closes them.
+        """Copy what the trajectory holds open, for its branches; the caller closes them.
 
         Args:
             names: Names of the other trajectories, each unique in the process.
@@ -258,39 +239,20 @@ class TrajectoryRun:
     def _forks(self) -> tuple[Fork, ...]:
         return () if self._forking is None else self._forking.forks
 
-    def _mark_turn(self, speaker: Speaker) -> None:
-        """Note where the turn ended, for `state`; costs O(calls), not O(length)."""
-        ledger = speaker.written
-        self._mark = _Mark(
-            len(self._conversation),
-            len(self._turns),
-            self._recorded,
-            ledger,
-            0 if ledger is None else len(ledger),
-            self._session.counts(),
-            self._session.is_open or (self._user is not None and self._user.is_open),
-            self._outcome.tool_reward,
-            self._user_state,
-            self._reason,
-            self._terminated,
-            self._truncated,
-            self._time() - self._began,
-        )
-
     @property
     def _is_over(self) -> bool:
         return self._terminated or self._truncated
 
     async def _begin(self) -> Speaker:
         """Read the row, open what opens at the start, and encode the first prompt."""
-        agent, session, source = self._agent, self._session, self._source
+        agent, session, fork = self._agent, self._session, self._fork
         tools = agent.dispatcher.tools
         session.data = read_row({**self._task.data}, tools)
         if has_rows(tools):
             rows = [row == session.row for row in range(agent.dispatcher.row_numbers.count)]
             await session.threads.run(lambda: reset_tools(tools, rows))
-        if source is not None:
-            self._resume(source)
+        if fork is not None:
+            self._continue(fork)
         else:
             calls, results = await open_tools(session, tools)
             if (error := session.begin_error) is not None:
@@ -315,25 +277,21 @@ class TrajectoryRun:
             tools=session.data.selection_at(0),
             key=self._key,
             max_new_tokens=self._max_new_tokens,
-            written=None if source is None else source.ledger,
-            is_first=source is None,
+            written=None if fork is None else fork.ledger,
+            is_first=fork is None,
         )
-        if source is None and speaker.is_full:
+        if fork is None and speaker.is_full:
             raise InvalidTask(f"the prompt of task {self._task.name!r} leaves no room for an answer")
         return speaker
 
-    def _resume(self, state: TrajectoryState) -> None:
-        """Take over what another run has done, its records included."""
-        if state.is_open and not self._is_branch:
-            raise ValueError(f"{self.name} cannot continue: its tools held something open")
-        self._session.resume(state.counts)
-        self._conversation = [StoredMessage(fields) for fields in state.messages]
-        self._user_state = state.user
-        self._began -= state.seconds
-        for turn in state.turns:
+    def _continue(self, fork: ForkState) -> None:
+        """Take over what another run has done before a fork, its records included."""
+        self._session.resume(fork.counts)
+        self._conversation = [StoredMessage(fields) for fields in fork.messages]
+        self._began -= fork.seconds
+        for turn in fork.turns:
             self._record(replace(turn, trajectory=self.name, row=self._index))
-        self._recorded = state.n_recorded
-        self._reason, self._terminated, self._truncated = state.reason, state.terminated, state.truncated
+        self._recorded = n_recorded(fork.turns)
 
     async def _turn(self, speaker: Speaker) -> None:
         """Sample a message, and handle it; its first calls may start while it is sampled."""
@@ -404,17 +362,10 @@ class TrajectoryRun:
         await self._extend(speaker, answer, injected)
         if not self._is_over and speaker.is_full:
             self._end("max_trajectory_tokens", truncated=True)
-        self._mark_turn(speaker)
 
-    async def _run_calls(
-        self, calls: Sequence[ParsedCall], early: SpeculativeCalls | None
-    ) -> Sequence[ToolResult]:
+    async def _run_calls(self, calls: Sequence[ParsedCall], early: SpeculativeCalls | None) -> Sequence[ToolResult]:
         session = self._session
         start = self._doing("tools", ", ".join(dict.fromkeys(call.tool for call in calls)))
-        if self._journal is not None:
-            bound = map(self._agent.dispatcher.bound.get, (call.tool for call in calls))
-            if any(one is not None and one.effects.may_change for one in bound):
-                self._journal.mark(self.name, session.turn)
         if early is None:
             (results,) = await self._agent.dispatcher.run([(session, calls, self._state())])
         else:
@@ -486,7 +437,7 @@ class TrajectoryRun:
             start = self._doing("user", self._user_name)
             found = await reply(session, self._user_name, messages)
             self._span("user", start, name=self._user_name)
-            heard = UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
+            heard = _UserState(heard.n_replies + 1, heard.total + (found.score or 0.0))
             self._outcome.record_reply(found.score or 0.0)
             if found.text or not found.is_over:
                 text = self._agent.parser.control_escaper.escape(found.text)
@@ -612,21 +563,3 @@ class TrajectoryRun:
         trajectory = await self._outcome.rewarded(trajectory)
         self._span("reward", start)
         return replace(trajectory, spans=tuple(self._spans))
-
-
-class _Mark(NamedTuple):
-    """The end of a turn: how much of what grows belongs to it, and the values that change."""
-
-    n_messages: int
-    n_turns: int
-    n_recorded: int
-    ledger: TokenLedger | None
-    n_tokens: int
-    counts: SessionCounts
-    is_open: bool
-    tool_reward: float
-    user: UserState
-    reason: str
-    terminated: bool
-    truncated: bool
-    seconds: float

@@ -26,6 +26,7 @@ from torchrl_agentic.collectors.worker_messages import (
     Piece,
     Refuse,
     Reply,
+    Said,
     Sealed,
     StartedEarly,
     gather_s,
@@ -98,10 +99,7 @@ class _Hosted:
         self._spans: list[Span] = []
         self._n_said = 0  # messages that the collector knows, of an engine that takes messages
         self._n_seen: dict[str, int] = {}  # media that it knows, by kind
-        state = begin.state
-        self._n_messages = 0 if state is None else len(state.messages)
-        self._n_turns = 0 if state is None else len(state.turns)
-        self._n_tokens = 0 if state is None or state.ledger is None else len(state.ledger)
+        self._n_messages = self._n_turns = self._n_tokens = 0
         self._ledger: TokenLedger | None = None
         self.run = TrajectoryRun(
             agent,
@@ -112,7 +110,7 @@ class _Hosted:
             max_new_tokens=spec.max_new_tokens,
             speculate=spec.speculate,
             observer=self,
-            state=state,
+            group_name=begin.group_name,
         )
         self.task = asyncio.get_running_loop().create_task(self.run.run())
 
@@ -181,15 +179,13 @@ class _Hosted:
 
     def _news(self, ledger: TokenLedger | None) -> News:
         """Return what the collector does not know yet."""
-        state = self.run.state_after(self._n_messages, self._n_turns)
-        if state is not None and not state.turns:
-            state = None
-        n_turns = 0 if state is None else len(state.turns)
-        self._n_turns += n_turns
-        if state is not None:
-            self._n_messages += len(state.messages)
+        sealed, n_turns = None, self.run.n_turns - self._n_turns
+        if n_turns:
+            said = Said(*self.run.since(self._n_messages, self._n_turns))
+            self._n_messages += len(said.messages)
+            self._n_turns += n_turns
+            sealed = Sealed(said)
         spans, self._spans = self._spans, []
-        sealed = None if state is None else Sealed(state)
         if ledger is None:
             return News(sealed, n_turns, spans)
         if self._ledger is not None and ledger is not self._ledger:  # the prompt was rendered anew
@@ -223,7 +219,18 @@ class _Hosted:
             found: Trajectory = self.task.result()
             if found.ledger is not None:  # the same tokens as before, cut at the bound
                 self._ledger = found.ledger
-            return Ended(name, self._news(found.ledger), found.final_reward, found.token_drift)
+            return Ended(
+                name,
+                self._news(found.ledger),
+                found.reason,
+                found.terminated,
+                found.truncated,
+                found.final_reward,
+                found.user_score,
+                found.n_replies,
+                found.replies_score,
+                found.token_drift,
+            )
         sent = portable_error(error)
         if not isinstance(error, EngineFailed):
             sent.add_note("".join(traceback.format_exception(error)).rstrip())

@@ -1,4 +1,4 @@
-"""Messages between a collector and its workers: names, ids, texts and states, in pickled batches."""
+"""Messages between a collector and its workers: names, ids, texts and turns, in pickled batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState, UserState
-from torchrl_agentic.dispatch.session import SessionCounts
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.engines.base import Finish
 from torchrl_agentic.messages import (
     CallError,
@@ -25,8 +25,6 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
-from torchrl_agentic.trajectory.span import Cause, Span
-from torchrl_agentic.trajectory.task import Task
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -38,12 +36,12 @@ GATHER_PER_TRAJECTORY_S = 4e-5
 
 
 class Begin(NamedTuple):
-    """To a worker: run a trajectory, or continue it from a state."""
+    """To a worker: run a trajectory."""
 
     name: str
     task: Task
     row: int
-    state: TrajectoryState | None
+    group_name: str
 
 
 class Answer(NamedTuple):
@@ -88,7 +86,7 @@ class Sealed(Generic[T]):
     """A value that is pickled on its own, and unpickled when it is read.
 
     A collector holds turns as bytes, which its garbage collector need not visit, until the trajectory has
-    ended or a recorder or a saved state reads them.
+    ended or a recorder reads them.
 
     Args:
         value: The value, on the side of the sender.
@@ -108,11 +106,18 @@ class Sealed(Generic[T]):
         return pickle.loads(self._pickled) if self._value is None else self._value
 
 
+class Said(NamedTuple):
+    """The fields of the messages of some turns, and their records."""
+
+    messages: Sequence[Mapping[str, Any]]
+    turns: Sequence[Turn]
+
+
 class News(NamedTuple):
     """Changes of a trajectory since the last message about it.
 
     Attributes:
-        state: Its new messages and turns, with the current values of everything else; None: no new turn.
+        said: Its new messages and turns; None: no new turn.
         n_turns: Number of new turns.
         spans: Spans that have ended, by the clock of the worker.
         base: Number of tokens that stay, from the first on.
@@ -120,7 +125,7 @@ class News(NamedTuple):
         sources: Sources of these tokens.
     """
 
-    state: Sealed[TrajectoryState] | None
+    said: Sealed[Said] | None
     n_turns: int
     spans: Sequence[Span]
     base: int = 0
@@ -168,7 +173,13 @@ class Ended(NamedTuple):
 
     name: str
     news: News
+    reason: str
+    terminated: bool
+    truncated: bool
     final_reward: float
+    user_score: float
+    n_replies: int
+    replies_score: float
     token_drift: int
 
 
@@ -198,7 +209,7 @@ def gather_s(n_trajectories: int) -> float:
 
 
 _KINDS: tuple[type[Any], ...] = (
-    *(Task, TrajectoryState, UserState, SessionCounts, Span),
+    *(Task, Span),
     *(Turn, Message, DispatchResult, ParsedCall, CallError, ToolResult, Timing, TextPart, JsonPart),
 )
 

@@ -10,7 +10,6 @@ from collections import Counter
 
 from torchrl_agentic.collectors.remote_run import RemoteRun, Shared
 from torchrl_agentic.collectors.trajectory import Observer
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.worker_messages import (
     Begin,
     Ended,
@@ -197,8 +196,8 @@ class WorkerPool:
         index: int = 0,
         group: int | None = None,
         observer: Observer | None = None,
-        state: TrajectoryState | None = None,
         key: str | None = None,
+        group_name: str = "",
     ) -> RemoteRun:
         """Return a trajectory that has not begun.
 
@@ -208,8 +207,8 @@ class WorkerPool:
             index: Number in its group.
             group: Number of the group; None without one.
             observer: Follows what it does, or None.
-            state: State of another run of this task, which it continues; None: it begins.
             key: Name of the trajectory for the engine; None: `name`.
+            group_name: Name of the group for its tools, unique in the process; "" without one.
         """
         return RemoteRun(
             self._shared,
@@ -219,8 +218,8 @@ class WorkerPool:
             index=index,
             group=group,
             observer=observer,
-            state=state,
             key=key,
+            group_name=group_name,
         )
 
     async def start(self, number: int) -> WorkerLink:

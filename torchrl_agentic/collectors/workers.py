@@ -7,18 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from torchrl_agentic.collectors.trajectory_state import TrajectoryState
-from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
+from torchrl_agentic.errors import InfrastructureError, check_count
 
 
 class WorkerLost(InfrastructureError):
     """A worker has died, and what ran on it."""
-
-
-class TrajectoryLost(InfrastructureError):
-    """A trajectory ended with its worker and cannot continue elsewhere; it begins again under a new name."""
 
 
 class WorkersFailed(RuntimeError):
@@ -49,10 +44,6 @@ class Run(Protocol):
         """Return what has happened in a trajectory that failed."""
         ...
 
-    def state(self) -> TrajectoryState | None:
-        """Return the trajectory as it was after its last turn; None before the first one has ended."""
-        ...
-
 
 class WorkerRun(Run, Protocol):
     """A trajectory on a worker.
@@ -75,8 +66,8 @@ class Runs(Protocol):
         index: int,
         group: int | None,
         observer: Any,
-        state: TrajectoryState | None = None,
         key: str | None = None,
+        group_name: str = "",
     ) -> WorkerRun:
         """Return a trajectory that has not begun.
 
@@ -86,8 +77,8 @@ class Runs(Protocol):
             index: Number in its group.
             group: Number of the group.
             observer: Follows what it does.
-            state: State of another run of the task, which it continues; None: it begins.
             key: Name of the trajectory for the engine; None: `name`.
+            group_name: Name of the group for its tools, unique in the process; "" without one.
         """
         ...
 
@@ -189,16 +180,3 @@ def choose_worker(
     """
     free = [one for one, load in loads.items() if max_trajectories is None or load < max_trajectories]
     return min(free, key=lambda one: (loads[one], of_group.get(one, 0), one), default=None)
-
-
-def may_continue(state: TrajectoryState | None, *, is_in_turn: bool, has_effects: bool) -> bool:
-    """Return True if a trajectory whose worker has died may continue from its last state.
-
-    Otherwise it begins again under a new name, so that no call with effects runs twice in one trajectory.
-
-    Args:
-        state: Its state after the last turn that the worker reported; None: it had not finished a turn.
-        is_in_turn: Whether the worker has an answer for which it has not reported a turn.
-        has_effects: Whether a tool writes anything.
-    """
-    return state is not None and not state.is_open and not (is_in_turn and has_effects)

@@ -28,7 +28,6 @@ from torchrl_agentic.tools.base import (
 from torchrl_agentic.tools.row_data import NO_DATA, RowData, check_names
 
 if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.call_cache import TrajectoryCache
     from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
@@ -241,7 +240,7 @@ class Session:
         is_judged: Whether tools are asked for their final rewards when the session closes.
         owns_row: Whether the dispatcher chose `row`, and frees it when the session closes.
         lingering: Tasks of cancelled calls that have not ended yet.
-        cache: Results that other trajectories share with this one, or None.
+        group: Name of the group of the trajectory in a collector, unique in a process; "" elsewhere.
     """
 
     def __init__(self, dispatcher: SessionHost, trajectory: str, row: int = 0) -> None:
@@ -259,7 +258,7 @@ class Session:
         self.is_judged = True
         self.owns_row = False
         self.lingering: set[asyncio.Task[None]] = set()  # cancelled calls that have not ended yet
-        self.cache: TrajectoryCache | None = None
+        self.group = ""
         self._owners: dict[str | Toolset, _Owner] = {}  # of tools by their names
         self._ids: dict[str, int] = {}
         self._chosen = -1  # the turn for which tools were chosen
@@ -346,8 +345,6 @@ class Session:
         """
         self.turn, self.n_calls, self._ids = counts.turn, counts.n_calls, dict(counts.ids)
         self.rewards = dict(counts.rewards)
-        if self.cache is not None:
-            self.cache.forget()
 
     async def worlds(self) -> Mapping[str, Any]:
         """Open the worlds that the trajectory may use, and return them by the names of their toolsets.
@@ -375,12 +372,11 @@ class Session:
         try:
             for session in into:
                 session.resume(self.counts())
-                session.data = self.data
+                session.data, session.group = self.data, self.group
                 for key, owner in self._owners.items():
                     live = await asyncio.shield(owner.ready)
                     copy = session._owners[key] = _Owner(owner.opener, session, live)
                     await asyncio.shield(copy.ready)
-                session.cache = None if self.cache is None else self.cache.branch(session.trajectory)
         except BaseException:
             closing = asyncio.gather(*(session.close() for session in into))
             await run_to_completion(closing, always_wait=True)
@@ -447,7 +443,7 @@ class Session:
         """Return a session that stands for this one in one call of a tool without sessions."""
         twin = Session(self.dispatcher, self.trajectory, self.row)
         twin.turn, twin.data, twin.allowed = self.turn, self.data, self.allowed
-        twin.cache = self.cache
+        twin.group = self.group
         return twin
 
     def choose_tools(self) -> None:

@@ -21,7 +21,6 @@ from torchrl_agentic.tools.base import Effects, Threads, ToolContext
 from torchrl_agentic.tools.row_data import NO_DATA
 
 if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.call_cache import Ended, TrajectoryCache
     from torchrl_agentic.limits import Slot
 
 logger = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class _Entry:
     """A call between its resolution and its result."""
 
     __slots__ = (
-        "began", "call", "clock", "dependents", "ended", "ready", "result", "slot", "task", "waits_for",
+        "began", "call", "clock", "dependents", "ready", "result", "slot", "task", "waits_for",
     )  # fmt: skip
 
     def __init__(self, call: ParsedCall) -> None:
@@ -162,7 +161,6 @@ class _Entry:
         self.slot: Slot | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock: _RunClock | None = None
-        self.ended: Ended | None = None  # tells the cache of the group
         self.waits_for = 0
         self.dependents: list[_Entry] = []
 
@@ -255,23 +253,8 @@ class TurnRun:
                 self._stop(entry, model_messages.cancelled(entry.call.tool))
 
     async def _perform(self, entry: _Entry) -> None:
-        """Run one call, or get its result from the cache of the group, and store the result."""
-        answer = None if self._session.cache is None else await self._cached(entry, self._session.cache)
-        self._finish(entry, await self._run(entry) if answer is None else answer)
-
-    async def _cached(self, entry: _Entry, cache: TrajectoryCache) -> ToolResult | None:
-        """Return the result from the cache, or None for a call that has to run."""
-        assert entry.ready is not None
-        try:
-            found = await cache.begin(entry.ready.bound, entry.call, entry.ready.args)
-        except asyncio.CancelledError:
-            if entry.result is not None:
-                raise  # stopped by us, and its result is set
-            return model_messages.cancelled(entry.call.tool)
-        if isinstance(found, ToolResult):
-            return found
-        entry.ended = found
-        return None
+        """Run one call, and store its result."""
+        self._finish(entry, await self._run(entry))
 
     async def _run(self, entry: _Entry) -> ToolResult | str:
         """Wait for the limiter of a call, open its session, and call the tool."""
@@ -344,6 +327,7 @@ class TurnRun:
             world,
             bound.limiter,
             entry.slot,
+            session.group,
         )
 
     def _expire_call(self, entry: _Entry) -> None:
@@ -394,8 +378,6 @@ class TurnRun:
         else:
             result = answer.timed(timing, (*notes, *answer.notes))
         entry.result = result
-        if entry.ended is not None:
-            entry.ended(answer)
         if result.status is Status.INFRA:
             self._outages.add(entry.call.tool, result.text, self._where(entry))
         if entry.slot is not None:

@@ -125,6 +125,7 @@ class ToolContext:
         batch_index: Index of the row in the flattened batch; in a collector, a number that no other running
             trajectory has.
         trajectory: Name of the trajectory, unique in a process.
+        group: Name of its group in a collector, unique in a process; "" elsewhere.
         turn: Number of the turn, from 0.
         deadline: Time at which the call is stopped, in seconds of the event loop's clock; None: never.
         threads: Runs blocking functions; None: threads of asyncio.
@@ -153,6 +154,7 @@ class ToolContext:
     world: Any = None
     limiter: Limiter | None = None
     slot: Slot | None = None
+    group: str = ""
 
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
         """Await something, and count the time as queueing, which `per_call_timeout` does not bound.

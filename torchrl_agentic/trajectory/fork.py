@@ -1,8 +1,14 @@
-"""`Fork`: a place at which a trajectory forked into branches."""
+"""`Fork`: a place at which a trajectory forked into branches; `ForkState`: the trajectory there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from torchrl_agentic.dispatch.session import SessionCounts
+from torchrl_agentic.messages import Turn
+from torchrl_agentic.tokens.ledger import TokenLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +27,24 @@ class Fork:
     n_tokens: int
     branch: int
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForkState:
+    """A trajectory at a fork, as its branches continue it, without what its tools hold open.
+
+    Attributes:
+        messages: Fields of all messages.
+        turns: One record per message of the model.
+        ledger: Its tokens, the prompt of the next answer included; None if the engine takes messages.
+        counts: Counts of its session.
+        is_open: Whether a tool held something open, of which a branch needs a copy.
+        seconds: Time since its beginning.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    turns: tuple[Turn, ...]
+    ledger: TokenLedger | None
+    counts: SessionCounts
+    is_open: bool
+    seconds: float

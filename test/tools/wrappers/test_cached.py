@@ -1,14 +1,17 @@
 """Equal calls run once, whether they overlap or come later; nothing that went wrong is kept."""
 
 import asyncio
+import contextlib
 import pickle
 
 import pytest
 from helpers.wrapper_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
 
+from torchrl_agentic import RateLimiter
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import ParsedCall, Status, Timing, ToolResult
+from torchrl_agentic.testing import run_skipping
 from torchrl_agentic.tools import Budgeted, Cached
 from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.function import Injected, tool
@@ -134,7 +137,7 @@ class Fails(Gated):
     ],
 )
 async def test_a_failure_of_the_leaders_own_is_not_that_of_others(outcome):
-    """They must not read of a budget, or of a timeout, of another trajectory."""
+    """They must not read of a budget, or of a timeout, of another trajectory; each runs by itself."""
     inner = Fails(outcome)
     tool = Cached(inner, "global")
     calls = [asyncio.create_task(by_hand(tool)) for _ in range(3)]
@@ -142,7 +145,55 @@ async def test_a_failure_of_the_leaders_own_is_not_that_of_others(outcome):
     inner.go_on.set()
     _, *others = await asyncio.gather(*calls, return_exceptions=True)
     assert [result.text for result in others] == ["fine"] * 2
-    assert inner.calls == 2
+    assert inner.calls == 3
+
+
+class Hangs(Tool):
+    """Its first call never ends, even if it is cancelled; the others take a second."""
+
+    name, description, effects = "hangs", "Wait.", Effects.PURE
+
+    def __init__(self):
+        self.log = []
+
+    async def run(self, args, ctx):
+        number = len(self.log)
+        self.log.append(asyncio.get_running_loop().time())
+        if number == 0:
+            for _ in range(100):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1)
+        await asyncio.sleep(1)
+        return number
+
+
+def test_calls_that_waited_for_a_timeout_run_at_once_beside_each_other():
+    """None waits for two timeouts, nor for a call that does not end when it is stopped."""
+
+    async def run():
+        dispatcher = Dispatcher([Cached(tool, "global")], per_call_timeout=5)
+        sessions = [dispatcher.session(f"t{number}") for number in range(4)]
+        found = await asyncio.gather(*(one.run([ParsedCall("hangs", {}, "c")]) for one in sessions))
+        return [result.status for (result,) in found]
+
+    tool = Hangs()
+    assert run_skipping(run()) == [Status.TIMEOUT, *[Status.OK] * 3]
+    assert tool.log == [0.0, 5.0, 5.0, 5.0]
+
+
+async def test_calls_that_wait_for_an_equal_one_hold_no_slot_of_a_limiter():
+    limiter, inner = RateLimiter(max_concurrent=2), Gated()
+    dispatcher = Dispatcher([Cached(inner, "global")], rate_limits={"gated": limiter})
+    sessions = [dispatcher.session(f"t{number}") for number in range(5)]
+    calls = [asyncio.create_task(one.run([ParsedCall("gated", {}, "c")])) for one in sessions]
+    await inner.begun.acquire()
+    while limiter.stats().granted < 5:
+        await asyncio.sleep(0)
+    assert (limiter.stats().in_flight, limiter.stats().waiting) == (1, 0)
+    inner.go_on.set()
+    assert [result.text for (result,) in await asyncio.gather(*calls)] == ["1"] * 5
+    assert (inner.calls, limiter.stats().in_flight) == (1, 0)
+    await dispatcher.close()
 
 
 async def test_an_error_of_the_model_holds_for_all_that_wait_and_is_not_kept():
@@ -192,9 +243,15 @@ def test_several_event_loops_may_use_one_cache():
     inner = Scripted("a", "b")
     tool = Cached(inner, "global")
     stuck = asyncio.new_event_loop()
-    tool.store.flights['{"q":1}'] = stuck.create_future()
+    hanging = Gated()
+    tool.tool, inner = hanging, tool.tool
+    waiting = stuck.create_task(by_hand(tool, q=1))
+    stuck.run_until_complete(hanging.begun.acquire())
+    tool.tool = inner
     assert asyncio.run(by_hand(tool, q=1)).text == "a"
     assert asyncio.run(by_hand(tool, q=1)).text == "a"
+    hanging.go_on.set()
+    assert stuck.run_until_complete(waiting).text == "1"
     stuck.close()
 
 
@@ -225,9 +282,37 @@ def test_only_pure_tools_can_be_cached(tool):
         Cached(tool)
 
 
-@pytest.mark.parametrize(
-    "options", [{"scope": "group"}, {"scope": "all"}, {"group": len}, {"max_entries": 0}], ids=str
-)
+async def test_the_group_of_a_collector_shares_and_a_trajectory_without_one_does_not():
+    inner = Scripted(*range(9))
+    dispatcher = Dispatcher([Cached(inner, "group")])
+    found = []
+    for name, group in (("a0", "a"), ("a1", "a"), ("b0", "b"), ("c", ""), ("d", "")):
+        async with dispatcher.session(name) as session:
+            session.group = group
+            (result,) = await session.run([ParsedCall("scripted", {"q": 1}, "c1")])
+            async with session.twin() as twin:
+                (again,) = await twin.run([ParsedCall("scripted", {"q": 1}, "c2")])
+            assert again.text == result.text
+            found.append(result.text)
+    assert found == ["0", "0", "1", "2", "3"]
+    await dispatcher.close()
+
+
+class Rewarding(Scripted):
+    """Gives trajectories a reward."""
+
+    async def final_reward(self):
+        return 1.0
+
+
+@pytest.mark.parametrize("scope", ["group", "global"])
+def test_a_tool_whose_final_reward_may_count_its_calls_is_not_shared(scope):
+    assert Cached(Rewarding("x")).scope == "trajectory"
+    with pytest.raises(ValueError, match="'scripted' gives trajectories a final reward"):
+        Cached(Rewarding("x"), scope)
+
+
+@pytest.mark.parametrize("options", [{"scope": "all"}, {"group": len}, {"max_entries": 0}], ids=str)
 def test_invalid_scope_is_rejected(options):
     with pytest.raises(ValueError, match=r"expected scope|max_entries must"):
         Cached(add, **options)
@@ -240,12 +325,14 @@ async def test_a_stop_is_kept_as_one():
     assert [(await tool.run({}, ctx())).stop for _ in range(2)] == [True, True]
 
 
-def test_results_that_depend_on_the_row_are_cached_per_trajectory():
+def test_results_that_depend_on_the_row_are_shared_by_those_that_have_one_row():
     @tool
     def check(answer: str, ground_truth: Injected[str]) -> bool:
         """Check."""
         return answer == ground_truth
 
     assert Cached(check).scope == "trajectory"
-    with pytest.raises(ValueError, match="'check' reads the data set's row"):
-        Cached(check, "global")
+    assert Cached(check, "group").scope == "group"
+    for scope, group in (("global", None), ("group", len)):
+        with pytest.raises(ValueError, match="'check' reads the data set's row"):
+            Cached(check, scope, group=group)

@@ -29,6 +29,6 @@ The order matters:
   the tool by its own name.
 
 State of a trajectory (budgets, caches of the scope "trajectory", the position of a replay) lives in its
-session. All trajectories share a `Cached` of the scopes "group" and "global", the latencies of a `Hedged`,
+session. Trajectories share a `Cached` of the scopes "group" and "global", the latencies of a `Hedged`,
 and a `Cassette`; a `Budget` shares its bounds between trajectories, never what was spent.
 """

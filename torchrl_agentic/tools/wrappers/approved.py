@@ -39,8 +39,6 @@ class Approved(Wrapped):
         ValueError: If `wait_s` is not above 0.
     """
 
-    sees_every_call = True
-
     def __init__(self, tool: Any, policy: Policy, *, wait_s: float | None = None) -> None:
         super().__init__(tool)
         if wait_s is not None and not wait_s > 0:

@@ -35,12 +35,9 @@ class Wrapped(Tool):
     Attributes:
         tool: The tool inside; in a live wrapper, the live tool.
         keeps_state: Whether each trajectory gets a live wrapper even if the tool inside is stateless.
-        sees_every_call: Whether no cache outside may answer a call in place of this wrapper. None: as
-            `keeps_state`.
     """
 
     keeps_state: bool = False
-    sees_every_call: bool | None = None
 
     def __init__(self, tool: Any) -> None:
         self.tool = ensure_tool(tool)

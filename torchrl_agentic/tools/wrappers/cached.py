@@ -15,28 +15,32 @@ from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
 from torchrl_agentic.tools.wrappers.base import Wrapped
 
 Scope = Literal["trajectory", "group", "global"]
+Missing = Literal["failed", "cancelled"]
 
 
 class Cached(Wrapped):
     """A pure tool that remembers its results by their arguments.
 
-    Equal calls that overlap run once. If the running call is cancelled or fails with INFRA, TIMEOUT or
-    SKIPPED, the next waiting call runs; an ERROR result answers all waiting calls. Only OK results are
-    cached, the most recently used ones. The `meta` of a result from the cache has "cached".
+    Equal calls that overlap run once; a call that waits for another one holds no slot of a limiter. If the
+    running call is cancelled, the next waiting call runs. If it fails or times out, each waiting call runs by
+    itself, so that none waits for two timeouts. An ERROR result answers all waiting calls. Only OK results
+    are cached, the most recently used ones. The `meta` of a result from the cache has "cached".
 
     Args:
         tool: A tool without effects; it must return the same result for the same arguments.
-        scope: "trajectory": each trajectory has its own cache. "group" or "global": all trajectories of a
-            group, or all trajectories, share a cache, clones included; other processes do not.
-        max_entries: Number of results that a cache holds at most.
-        group: Returns the group of a trajectory, for the scope "group".
+        scope: "trajectory": each trajectory has its own cache. "group": the trajectories of a group of a
+            collector share their results. "global": all trajectories do. Clones share too; other processes
+            do not.
+        max_entries: Number of results that a cache holds at most, those of all groups or trajectories that
+            share it together.
+        group: Returns the group of a trajectory from its name, for the scope "group" outside of a collector,
+            where a trajectory shares with no other otherwise.
 
     Raises:
         ValueError: If the tool has effects, or reads the environment's state, or reads the data set's row
-            with a scope other than "trajectory"; if `scope` and `group` do not fit.
+            with a scope whose trajectories have different ones; if it gives a final reward, which may count
+            its calls, and trajectories share; if `scope` and `group` do not fit.
     """
-
-    sees_every_call = False
 
     def __init__(
         self,
@@ -53,14 +57,20 @@ class Cached(Wrapped):
                 f"{self.name!r} cannot be cached: its results depend on more than its arguments, or it "
                 f"changes things ({effects_of(self)}, wants_state={self.wants_state}); only pure tools can"
             )
-        if self.needs_row and scope != "trajectory":
+        if scope not in ("trajectory", "group", "global") or (group is not None and scope != "group"):
+            raise ValueError(
+                f"expected scope 'trajectory', 'global', or 'group', perhaps with group=; got {scope!r}, "
+                f"{group=}"
+            )
+        if self.needs_row and (scope == "global" or group is not None):
             raise ValueError(
                 f"{self.name!r} reads the data set's row, which differs between trajectories: cache it with "
-                f"scope='trajectory', not {scope!r}"
+                f"scope='trajectory', or scope='group' without group="
             )
-        if scope not in ("trajectory", "group", "global") or (scope == "group") is (group is None):
+        if self.has_final_reward and scope != "trajectory":
             raise ValueError(
-                f"expected scope 'trajectory', 'global', or 'group' with group=; got {scope!r}, {group=}"
+                f"{self.name!r} gives trajectories a final reward, which may count its calls: cache it with "
+                f"scope='trajectory', not {scope!r}"
             )
         self.scope: Scope = scope
         self.group = group
@@ -76,26 +86,70 @@ class Cached(Wrapped):
         text = canonical_json(args)
         if text is None:
             return await self.result(args, ctx)
-        key = text if self.group is None else (self.group(ctx.trajectory), text)
+        key = (self._group_of(ctx), text) if self.scope == "group" else text
         store, loop = self.store, asyncio.get_running_loop()
         while True:
             if (found := store.get(key)) is not None:
                 return found
             flight = store.flights.get(key)
-            if flight is None or flight.get_loop() is not loop:
-                break
-            if (found := await asyncio.shield(flight)) is not None:
+            if flight is None or flight.outcome.get_loop() is not loop:
+                return await self._lead(key, args, ctx)
+            if ctx.slot is not None:
+                ctx.slot.release()
+            found, ctx = await ctx.queue(flight.wait())
+            if isinstance(found, ToolResult):
                 return found
-        flight = store.flights[key] = loop.create_future()
-        shared = None
+            if ctx.slot is not None:
+                _, ctx = await ctx.queue(ctx.slot.acquire())
+            if found == "failed":
+                return await self.result(args, ctx)
+
+    def _group_of(self, ctx: ToolContext) -> Hashable:
+        return self.group(ctx.trajectory) if self.group is not None else ctx.group or ctx.trajectory
+
+    async def _lead(self, key: Hashable, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
+        """Run the tool for all that wait for the result."""
+        store = self.store
+        flight = store.flights[key] = Flight(ctx.deadline)
+        shared: ToolResult | Missing = "failed"
         try:
             result = await self.result(args, ctx)
-            shared = store.keep(key, result)
+            shared = store.keep(key, result) or "failed"
             return result
+        except asyncio.CancelledError:
+            shared = "failed" if flight.is_late else "cancelled"
+            raise
         finally:
             if store.flights.get(key) is flight:
                 del store.flights[key]
-            flight.set_result(shared)
+            flight.outcome.set_result(shared)
+
+
+class Flight:
+    """A call that runs, for the equal calls that wait for it.
+
+    Args:
+        deadline: Time at which it is stopped, in seconds of the event loop's clock; None: never.
+
+    Attributes:
+        outcome: The result that waiting calls may share, or why there is none.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = deadline
+        self.outcome: asyncio.Future[ToolResult | Missing] = self._loop.create_future()
+
+    @property
+    def is_late(self) -> bool:
+        """True if its time is over, whether it has stopped or not."""
+        return self._deadline is not None and self._loop.time() >= self._deadline
+
+    async def wait(self) -> ToolResult | Missing:
+        """Wait for the outcome; "failed" if the call does not end in time."""
+        timeout = None if self._deadline is None else self._deadline - self._loop.time()
+        await asyncio.wait((self.outcome,), timeout=timeout)
+        return self.outcome.result() if self.outcome.done() else "failed"
 
 
 class Store:
@@ -106,7 +160,7 @@ class Store:
         source: Store whose results are copied; None: start empty.
 
     Attributes:
-        flights: The running calls by key, as futures of the result that waiting calls may share.
+        flights: The running calls by key.
 
     Raises:
         ValueError: If `max_entries` is below 1.
@@ -116,7 +170,7 @@ class Store:
         if max_entries < 1:
             raise ValueError(f"max_entries must be 1 or more; got {max_entries}")
         self.max_entries = max_entries
-        self.flights: dict[Hashable, asyncio.Future[ToolResult | None]] = {}
+        self.flights: dict[Hashable, Flight] = {}
         self._results: OrderedDict[Hashable, ToolResult] = OrderedDict(source._results if source else ())
         self._lock = threading.Lock()
 

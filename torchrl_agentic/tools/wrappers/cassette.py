@@ -274,8 +274,6 @@ class Recorded(Wrapped):
         cassette: The cassette, which several tools may share, or the path of its file.
     """
 
-    sees_every_call = True
-
     def __init__(self, tool: Any, cassette: Cassette | str | Path) -> None:
         super().__init__(tool)
         self.cassette = cassette if isinstance(cassette, Cassette) else Cassette(cassette)
