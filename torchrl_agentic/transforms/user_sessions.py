@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from torchrl_agentic.dispatch import Dispatcher, Session, SessionRows
 from torchrl_agentic.dispatch.event_loop import run
-from torchrl_agentic.errors import UserFailed
+from torchrl_agentic.errors import InvalidTask, UserFailed
 from torchrl_agentic.interactions.adapters import as_interaction
 from torchrl_agentic.interactions.base import Interaction, Reply, name_of
 from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
@@ -212,7 +212,7 @@ class UserSessions:
             if turn.is_done:
                 judged = await final_score(session, name, turn.messages)
                 turn.final = conversation.total if judged is None else judged
-        except UserFailed:
+        except (UserFailed, InvalidTask):
             turn.has_failed = turn.is_done = True
             turn.final = math.nan
         if turn.is_done:
