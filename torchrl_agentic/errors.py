@@ -66,7 +66,7 @@ class ToolFailed(InfrastructureError):
 
 
 class UserFailed(InfrastructureError):
-    """A simulated user raised, or returned no reply or no score.
+    """A simulated user raised, which is the cause, or returned no reply or no score.
 
     The collector counts this failure under "user".
     """

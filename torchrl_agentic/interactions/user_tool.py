@@ -124,7 +124,8 @@ async def reply(session: Session, name: str, messages: Sequence[Message]) -> Rep
 
     Raises:
         InvalidTask: If the interaction raises it.
-        UserFailed: If the interaction raises anything else, takes too long, or returns no reply.
+        UserFailed: If the interaction raises anything else, which is the cause, or takes too long, or
+            returns no reply.
     """
     result = await _ask(session, name, messages, is_final=False)
     if result.stop:
@@ -142,7 +143,8 @@ async def final_score(session: Session, name: str, messages: Sequence[Message]) 
 
     Raises:
         InvalidTask: If the interaction raises it.
-        UserFailed: If the interaction raises anything else, takes too long, or returns no finite number.
+        UserFailed: If the interaction raises anything else, which is the cause, or takes too long, or
+            returns no finite number.
     """
     result = await _ask(session, name, messages, is_final=True)
     return None if result.meta is None else result.meta["value"]
@@ -162,5 +164,6 @@ async def _ask(session: Session, name: str, messages: Sequence[Message], *, is_f
             logger.error("%s (trajectory %s): %s", call.tool, session.trajectory, result.text)
         if isinstance(error, InvalidTask):
             raise error
-        raise UserFailed(f"{call.tool}: {result.text}")
+        said = result.text if error is None else f"{type(error).__name__}: {error}"
+        raise UserFailed(f"{call.tool}: {said}") from error
     return result
