@@ -47,8 +47,7 @@ class RowTurn:
     @property
     def is_cut(self) -> bool:
         """True if the message was cut off by a bound, so that its calls do not run."""
-        message = self.message
-        return message.role == "assistant" and not (message.is_complete or message.refusal)
+        return self.message.role == "assistant" and self.message.finish == "length"
 
 
 def run_turns(dispatcher: Dispatcher, turns: Sequence[RowTurn], states: Sequence[Any]) -> None:
