@@ -237,6 +237,26 @@ def test_an_engine_that_is_gone_ends_the_run_after_two_minutes(n_good, caplog):
     assert len(lines_of(caplog)) < 40
 
 
+@pytest.mark.parametrize("n_failures", [3, 4])
+def test_an_engine_is_not_gone_before_a_request_has_used_up_its_tries(n_failures):
+    """Each try fails after a minute, so two minutes pass with the third failure."""
+    failures = []
+
+    class Slow(WildEngine):
+        async def sample(self, *args, **more):
+            if len(failures) < n_failures:
+                failures.append(await asyncio.sleep(60))
+                raise InfrastructureError("no answer within 60 s")
+            return await super().sample(*args, **more)
+
+    options = {"engine": Slow(looks(0)), "tasks": 1, "engine_retries": 3}
+    if n_failures == 3:
+        assert len(run(**options)) == 1
+    else:
+        with pytest.raises(CollectorError, match=r"no request for 18\d s"):
+            run(**options)
+
+
 def test_an_engine_that_answers_now_and_then_is_not_gone():
     class Flaky(Dead):
         def __init__(self):
