@@ -66,14 +66,14 @@ class ToolFailed(InfrastructureError):
 
 
 class UserFailed(InfrastructureError):
-    """A simulated user raised, or returned no reply or no score.
+    """A simulated user raised, which is the cause, or returned no reply or no score.
 
     The collector counts this failure under "user".
     """
 
 
 class InvalidTask(Exception):
-    """Statement of a reward function, or of the `final_reward` of a tool, that a task cannot be used.
+    """Statement of a reward function, a tool's `final_reward` or a simulated user that a task cannot be used.
 
     Raise it for a task without a right answer, or whose tests do not pass with the reference solution. The
     collector counts the failure under "task" and drops the group at once, whatever `on_failure` says, unless

@@ -567,6 +567,16 @@ class Message:
         """The content as text; other parts are named in brackets by their type."""
         return content_text(self.content)
 
+    @property
+    def finish(self) -> Literal["stop", "length", "refused"]:
+        """Why the message ended: "refused" before "length", which means that a bound cut it off.
+
+        The calls of a message run only if it is "stop".
+        """
+        if self.refusal:
+            return "refused"
+        return "stop" if self.is_complete else "length"
+
 
 def content_text(content: Content) -> str:
     """Return the content of a message as text.

@@ -35,7 +35,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.collectors import AgentCollector, Branching, BranchPoint, CollectorError
-from torchrl_agentic.engines import ScriptedEngine
+from torchrl_agentic.engines import ContextExceeded, ScriptedEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import read_groups
@@ -458,6 +458,28 @@ def test_trajectories_without_tokens_fork_too():
     found = trajectories_of(collector)
     assert [one.answer for one in found] == ["done 0", "done 0/1"]
     assert [one.forks[0].n_tokens for one in found] == [0, 0]
+
+
+def test_a_branch_of_a_chat_that_is_too_long_is_truncated_behind_the_messages_before_the_fork():
+    asked = collections.defaultdict(list)
+
+    class Short(Silent):
+        async def chat(self, messages, *, key, **more):
+            asked[place(key)].append([message["role"] for message in messages])
+            if place(key) == "0/1":
+                raise ContextExceeded("too many tokens")
+            return await super().chat(messages, key=key, **more)
+
+    collector = AgentCollector(
+        ToolCompose([pure], parser="hermes"),
+        engine=Short(),
+        tasks=numbered_tasks(1),
+        branching=Branching(at=(1,)),
+    )
+    first, branch = trajectories_of(collector)
+    assert (first.reason, branch.reason, branch.truncated) == ("no_calls", "max_trajectory_tokens", True)
+    assert asked["0/1"] == [["user", "assistant", "tool"]] == asked["0"][1:2]
+    assert branch.messages[:3] == first.messages[:3]
 
 
 def unbranched(**more):

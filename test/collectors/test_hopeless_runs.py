@@ -1,7 +1,9 @@
 """A mistake that every trajectory makes, and an engine that is gone, end a run soon and are named first."""
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -14,14 +16,17 @@ from helpers.collector_worlds import (
     looks,
     numbered_tasks,
     tasks_of,
+    tokenizer,
 )
+from torchrl.envs import Compose
 
-from torchrl_agentic import InvalidTask, ToolCompose, evaluate
+from torchrl_agentic import InvalidTask, ToolCompose, TurnTokenizer, UserSimulator, evaluate
 from torchrl_agentic.collectors import CollectorError, Task, TaskStream
 from torchrl_agentic.dispatch.user_code import is_users_file
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.engines.base import EngineUnusable
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import InfrastructureError, UserFailed
+from torchrl_agentic.interactions import Interaction
 from torchrl_agentic.testing import load_tiny, run_skipping
 
 RIGHT = {"tasks": 500, "group_size": 8, "groups_per_batch": 4, "max_in_flight": 64}
@@ -67,6 +72,54 @@ def test_a_reward_that_always_raises_ends_the_run_soon_and_its_line_is_the_first
     assert "return trajectory.final_text  # no such attribute" in first
     assert f"{ToolCompose.__module__}" not in first
     assert len(others) <= 8
+
+
+class Guest(Interaction):
+    """A simulated user that raises in one of its methods, or returns no number as its score."""
+
+    name = "guest"
+
+    def __init__(self, place):
+        self.place = place
+
+    @contextlib.asynccontextmanager
+    async def session(self, trajectory, **kwargs):
+        self.visit("session")
+        yield self
+
+    async def respond(self, messages):
+        self.visit("respond")
+
+    async def score(self, messages):
+        self.visit("score")
+        return math.nan
+
+    def visit(self, place):
+        if place == self.place:
+            raise LookupError(f"no {place}")
+
+
+@pytest.mark.parametrize("place", ["session", "respond", "score", "number"])
+@pytest.mark.parametrize(
+    ("on_failure", "why"), [("raise", "on_failure is 'raise'"), ("drop", "all groups were dropped")]
+)
+def test_what_a_simulated_user_raises_is_the_cause_and_its_line_is_in_error_and_log(
+    place, on_failure, why, caplog
+):
+    transforms = Compose(ToolCompose([]), UserSimulator(Guest(place)), TurnTokenizer(tokenizer()))
+    with pytest.raises(CollectorError, match=f"^the collector ended: {why}. ") as caught:
+        run(transforms=transforms, tools=[], tasks=1, on_failure=on_failure)
+    failed = caught.value.__cause__
+    assert isinstance(failed, UserFailed)
+    if place == "number":
+        assert isinstance(failed.__cause__, ValueError)
+        assert "a user's score must be finite" in str(caught.value)
+        return
+    line = Guest.visit.__code__.co_firstlineno + 2
+    said = f"{__file__}:{line}, in visit: LookupError: no {place}"
+    assert said in str(caught.value)
+    assert isinstance(failed.__cause__, LookupError)
+    assert on_failure == "raise" or any(one.startswith(said) for one in lines_of(caplog))
 
 
 def test_a_single_type_of_mistake_has_few_lines_and_their_number(caplog):
@@ -182,6 +235,26 @@ def test_an_engine_that_is_gone_ends_the_run_after_two_minutes(n_good, caplog):
     assert isinstance(error.__cause__.__cause__, InfrastructureError)
     assert 120 <= seconds < 150 + 3 * n_good
     assert len(lines_of(caplog)) < 40
+
+
+@pytest.mark.parametrize("n_failures", [3, 4])
+def test_an_engine_is_not_gone_before_a_request_has_used_up_its_tries(n_failures):
+    """Each try fails after a minute, so two minutes pass with the third failure."""
+    failures = []
+
+    class Slow(WildEngine):
+        async def sample(self, *args, **more):
+            if len(failures) < n_failures:
+                failures.append(await asyncio.sleep(60))
+                raise InfrastructureError("no answer within 60 s")
+            return await super().sample(*args, **more)
+
+    options = {"engine": Slow(looks(0)), "tasks": 1, "engine_retries": 3}
+    if n_failures == 3:
+        assert len(run(**options)) == 1
+    else:
+        with pytest.raises(CollectorError, match=r"no request for 18\d s"):
+            run(**options)
 
 
 def test_an_engine_that_answers_now_and_then_is_not_gone():

@@ -596,6 +596,36 @@ async def test_a_refusal_ends_a_trajectory_and_is_in_the_record(reply, says, tmp
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("finish", "refusal"),
+    [("content_filter", None), ("content_filter: RECITATION", None), ("SAFETY", None), ("sensitive", None),
+     ("content-filter", None), ("stop", "I will not.")],
+)  # fmt: skip
+async def test_a_refused_answer_runs_no_call_and_is_not_cut_off(finish, refusal, stream):
+    reply = completion("so", [call("add", {"a": 2, "b": 3})], finish=finish, refusal=refusal)
+    async with ChatServer([reply, completion("never asked for")]) as server:
+        (found,) = await rollout_of(server, ["go"], stream=stream)
+    assert (found.reason, found.terminated, found.truncated, found.is_cut) == ("refused", True, False, False)
+    assert (found.n_calls, len(server.bodies)) == (0, 1)
+    assert found.messages[-1].refusal == refusal or finish in found.messages[-1].refusal
+    assert [span.status for span in found.spans if span.cause == "engine"] == ["refused"]
+
+
+@pytest.mark.parametrize("finish", ["MAX_TOKENS", "model_context_window_exceeded"])
+async def test_other_names_of_a_bound_are_known(finish):
+    async with ChatServer([completion("so", [call("add", {"a": 2, "b": 3})], finish=finish)]) as server:
+        (found,) = await rollout_of(server, ["go"])
+    assert (found.reason, found.is_cut, found.n_calls) == ("max_new_tokens", True, 0)
+
+
+@pytest.mark.parametrize("finish", ["error", "network_error", "insufficient_system_resource"])
+async def test_an_answer_that_the_service_could_not_complete_is_asked_for_again(finish):
+    async with ChatServer([completion("so", finish=finish), completion("5")]) as server:
+        (found,) = await rollout_of(server, ["go"])
+    assert (found.answer, found.reason, len(server.bodies)) == ("5", "no_calls", 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_half_a_call_never_runs_when_the_answer_was_cut_off(stream):
     half = completion("so", [call("add", '{"a": 1, "b"')], finish="length")
     async with ChatServer([half]) as server:

@@ -30,8 +30,21 @@ def test_engines_tell_what_they_sample_from():
     options: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9}
     assert sampling_of(TransformersEngine(MODEL, TOKENIZER, **options)) == sampling
     assert sampling_of(LockStep(agent_policy(MODEL, TOKENIZER, **options), TOKENIZER)) == sampling
-    assert sampling_of(EnginePool([TransformersEngine(MODEL, TOKENIZER, **options)])) == sampling
     assert sampling_of(WildEngine(looks(0))) is None
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "expected"),
+    [([0.7], Sampling(0.7, 0.7)), ([0.7, 0.7], Sampling(0.7, 0.7)), ([0.7, 1.0], None), ([0.7, None], None)],
+)
+def test_a_pool_tells_what_its_engines_sample_from_if_all_do_alike(
+    temperatures: list[float | None], expected: Sampling | None
+):
+    engines: list[Any] = [
+        WildEngine(looks(0)) if one is None else TransformersEngine(MODEL, TOKENIZER, temperature=one)
+        for one in temperatures
+    ]
+    assert sampling_of(EnginePool(engines)) == expected
 
 
 def test_a_server_tells_whether_its_log_probs_are_those_at_the_temperature():

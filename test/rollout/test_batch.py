@@ -1,7 +1,10 @@
 """Whole trajectories out of steps: each counts once, and TorchRL's own GRPO parts train on them."""
 
+import math
+import re
 import warnings
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,6 +181,7 @@ REWARDS = {
     "a user's, flat, and ours": lambda: [UserReward((1,)), ToolRewardTransform()],
 }
 GROUP = 4
+GUIDE = Path(__file__).parents[2] / "docs" / "howto" / "training.md"
 
 
 def collector_of(tokenizer, model, rewards, **options):
@@ -249,6 +253,36 @@ def test_torchrl_trains_on_whole_trajectories(tokenizer, reward):
     buffer.extend(batch)
     assert len(buffer) == 3 * GROUP
     assert trained(model, tokenizer, buffer[:], "rlhf") > 0
+
+
+def test_rows_without_a_verdict_spoil_no_group_of_mc_advantage_with_the_program_of_the_guide(tokenizer):
+    judged = []
+
+    def is_right(answer, truth):
+        judged.append(answer)
+        return math.nan if len(judged) == 2 * GROUP else len(judged) % 2 == 0
+
+    model = small_model(tokenizer)
+    rewards = [AnswerRewardTransform(is_right)]
+    collector = collector_of(tokenizer, model, rewards, yield_completed_trajectories=True)
+    try:
+        rows = trajectory_batch(list(collector))
+    finally:
+        collector.shutdown()
+    spoilt = ReplayBuffer(storage=LazyStackStorage(64), batch_size=4, transform=MCAdvantage(GROUP))
+    spoilt.extend(rows)
+    assert spoilt[:]["advantage"].isnan().sum() == GROUP
+
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.S)
+    (program,) = [block for block in blocks if "MCAdvantage" in block]
+    names = {}
+    exec(program, names)
+    names["extend"](rows)
+    names["extend"](rows[rows["next", "reward"].isnan().flatten()])
+    kept = names["buffer"][:]
+    assert len(kept) == len(spoilt) - GROUP
+    assert kept["advantage"].isfinite().all()
+    assert trained(model, tokenizer, kept, "rlhf") > 0
 
 
 def test_the_reward_of_a_trajectory_is_the_sum_over_its_turns(tokenizer):

@@ -421,23 +421,23 @@ class Crashing(Interaction):
 
     name = "user"
 
-    def __init__(self, where):
-        self.where = where
+    def __init__(self, where, error=RuntimeError):
+        self.where, self.error = where, error
 
     @contextlib.asynccontextmanager
     async def session(self, trajectory, **kwargs):
         if self.where == "session":
-            raise RuntimeError("down")
+            raise self.error("down")
         yield self
 
     async def respond(self, messages):
         if self.where == "respond":
-            raise RuntimeError("down")
+            raise self.error("down")
         return {"reply": 42, "score of a reply": Reply("go on", score=math.nan)}.get(self.where, "go on")
 
     async def score(self, messages):
         if self.where == "score":
-            raise RuntimeError("down")
+            raise self.error("down")
         return {"no finite score": math.inf, "no score": "much"}.get(self.where, 0.75)
 
 
@@ -470,6 +470,35 @@ def test_a_user_that_fails_to_score_leaves_no_number(where):
     env, collector = both(talk(lambda: Crashing(where)), [DONE])
     assert (env.reason, env.columns["user_error"], env.reward) == ("max_turns", True, None)
     assert collector.failure == "user"
+
+
+@pytest.mark.parametrize("where", ["session", "respond", "score"])
+def test_a_user_says_that_a_task_is_invalid(where):
+    env, collector = both(talk(lambda: Crashing(where, InvalidTask)), [DONE])
+    reason = "max_turns" if where == "score" else "user_failed"
+    assert (env.reason, env.columns["user_error"], env.reward) == (reason, True, None)
+    assert collector.failure == "task"
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "verl"])
+def test_a_user_of_any_form_says_that_a_task_is_invalid(kind):
+    def respond(messages):
+        raise InvalidTask("no solution")
+
+    async def respond_later(messages):
+        raise InvalidTask("no solution")
+
+    class Verl:
+        async def start_interaction(self, instance_id=None, **kwargs):
+            raise InvalidTask("no solution")
+
+        async def generate_response(self, instance_id, messages, **kwargs): ...
+
+        async def finalize_interaction(self, instance_id): ...
+
+    user = {"function": respond, "coroutine": respond_later, "verl": Verl()}[kind]
+    env, collector = both(talk(lambda: user), [DONE])
+    assert (env.reason, collector.failure) == ("user_failed", "task")
 
 
 def test_the_scores_of_a_user_are_columns_and_a_reward_at_both_borders():

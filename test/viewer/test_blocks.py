@@ -57,10 +57,11 @@ def test_rewards_are_shown_with_their_turns():
 
 
 def test_reasoning_and_refusals_that_a_server_returned_apart_are_shown():
-    said = Message("assistant", "", reasoning="not harmless", refusal="I will not.")
+    said = Message("assistant", "", is_complete=False, reasoning="not harmless", refusal="I will not.")
     blocks = conversation(TrajectoryRecord("x", (Turn("t", 0, said, DispatchResult()),)), NO_MASK)
     folded = _lines(blocks)
     assert "assistant refuses" in folded
+    assert not any("cut off" in line for line in folded)
     assert any("I will not." in line for line in folded)
     assert any("assistant thinks · 12 characters" in line for line in folded)
     assert [block.text for block in blocks if block.is_folded] == ["not harmless"]

@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections import Counter
 
+from torchrl_agentic.dispatch.crashes import type_and_place
 from torchrl_agentic.dispatch.user_code import describe, root_error, users_error
 
 
@@ -29,13 +30,7 @@ class FailureLog:
             error: The error.
             has_traceback: Whether to log a traceback, even if no code of the user is in it.
         """
-        found = users_error(error)
-        root = root_error(error)
-        last = root.__traceback__ if found is None else found[2]
-        while found is None and last is not None and last.tb_next is not None:
-            last = last.tb_next
-        place = None if last is None else (last.tb_frame.f_code.co_filename, last.tb_lineno)
-        key = level, type(root), place
+        key = level, *type_and_place(root_error(error))
         self._counts[key] += 1
         count = self._counts[key]
         if count & (count - 1):
@@ -44,7 +39,7 @@ class FailureLog:
             self._logger.log(level, "%s\n%s (%d such failures so far)", describe(error), said, count)
             return
         lines: list[str] = []
-        if found is not None:
+        if (found := users_error(error)) is not None:
             one, first, _ = found
             lines = traceback.format_exception(type(one), one, first, chain=False)
         elif has_traceback or getattr(error, "__notes__", ()):

@@ -21,8 +21,8 @@ FailureKind: TypeAlias = Literal["timeout", "engine", "tool", "user", "reward", 
 "timeout": the trajectory took too long. "engine": the engine, or other infrastructure, was lost or
 overloaded. "tool": a tool could not open what the trajectory needs (`ToolFailed`). "user": the simulated user
 failed (`UserFailed`). "reward": the reward function raised. "task": the task cannot be used, such as a prompt
-that is too long, or one that its reward calls invalid (`InvalidTask`). "crash": other code raised, such as a
-transform.
+that is too long, or one that its reward or user calls invalid (`InvalidTask`). "crash": other code raised,
+such as a transform.
 """
 OUTAGE_S = 120.0
 """Seconds for which infrastructure may fail without any success before a collector ends."""

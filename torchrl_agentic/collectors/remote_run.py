@@ -313,7 +313,7 @@ class RemoteRun:
         except Exception as error:
             self._refuse(place, error)
             return
-        self._span("engine", start, status="stop" if message.is_complete else "length")
+        self._span("engine", start, status=message.finish)
         place.post(Reply(self.name, message, self._version))
 
     def _refuse(self, place: Place, error: Exception) -> None:

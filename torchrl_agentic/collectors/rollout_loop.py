@@ -217,8 +217,9 @@ class RolloutLoop:
                 self._stats.wait_ended()
             if self._error is None and not groups and not self._is_closed:
                 self._is_exhausted = True
-                if not self._has_whole_groups and self._options.failure_hook is None:
-                    self._error = self._last_failure  # every group was dropped
+                error = self._last_failure
+                if error is not None and not self._has_whole_groups and self._options.failure_hook is None:
+                    self._fail(error, f"all groups were dropped. {describe(error)}")
             self.has_ended()
             return groups or None
 

@@ -239,9 +239,9 @@ class MessageSpeaker:
             self.cut_by = "max_trajectory_tokens"
             message = Message("assistant", "", is_complete=False)
         self._is_first = False
-        if not message.is_complete:
+        self.finish = message.finish
+        if self.finish == "length":
             self.cut_by = self.cut_by or "max_new_tokens"
-        self.finish = "stop" if message.is_complete else "length"
         return message
 
     def hear(self, answer: ChatMessage, injected: Sequence[ChatMessage]) -> Sequence[ChatMessage]:

@@ -148,7 +148,7 @@ class TrajectoryRun:
             InfrastructureError: If the engine is lost; `ToolFailed` if a tool cannot open at the beginning,
                 and `UserFailed` if the simulated user fails.
             ValueError: If the task names unknown tools, or the engine cannot take its prompt.
-            InvalidTask: If the prompt leaves no room for an answer, or a reward says so.
+            InvalidTask: If the prompt leaves no room for an answer, or a reward or the user says so.
             RewardError: If the reward function, or a final reward of a tool, raises or is no finite number.
         """
         try:

@@ -8,6 +8,18 @@ MAX_CRASHES = 1_000
 """Number of places whose crashes are remembered."""
 
 
+def type_and_place(error: BaseException) -> tuple[type[BaseException], str, int]:
+    """Return the type of an error, and the file and line that raised it; "" and 0 if none did.
+
+    Args:
+        error: The error.
+    """
+    place, trace = ("", 0), error.__traceback__
+    while trace is not None:
+        place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
+    return (type(error), *place)
+
+
 class Crashes:
     """Counts the crashes of tools by place, so that the log has one traceback for each place."""
 
@@ -21,10 +33,7 @@ class Crashes:
             tool: Name of the tool.
             error: What it raised.
         """
-        place, trace = ("", 0), error.__traceback__
-        while trace is not None:
-            place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
-        crash = (tool, type(error), *place)
+        crash = (tool, *type_and_place(error))
         if len(self._seen) >= MAX_CRASHES:
             self._seen.clear()
         self._seen[crash] += 1

@@ -312,6 +312,7 @@ class Session:
             raise
         except BaseException as error:  # SystemExit too: it would end the loop that all share
             self._log(f"tool {_name(opener)} could not open", _name(opener), error)
+            self.verdict_errors[_name(opener)] = error
             self.begin_error = self.begin_error or error
             return None
 
@@ -471,7 +472,7 @@ class Session:
     @property
     def must_finish(self) -> bool:
         """True if `finish` has something to do."""
-        return self.is_busy or (not self.is_finished and (self.begin_error is not None or bool(self.owed)))
+        return self.is_busy or bool(self.owed)
 
     @property
     def owed(self) -> list[Tool | Toolset]:
@@ -495,9 +496,7 @@ class Session:
         Open the tools and worlds that have a final reward and that no call has opened. Later calls only
         close.
         """
-        owed, was_finished, self.is_finished = self.owed, self.is_finished, True
-        if self.begin_error is not None and not was_finished:
-            self.verdict_errors[""] = self.begin_error
+        owed, self.is_finished = self.owed, True
         if owed:
             await asyncio.gather(*map(self._open_for_verdict, owed))
         await self.close()

@@ -24,8 +24,23 @@ from torchrl_agentic.messages import (
 )
 from torchrl_agentic.text import read_json
 
-_CUT_OFF = frozenset({"length", "max_tokens", "model_length", "content_filter"})
-"""Finish reasons of answers that are not whole."""
+_CUT_OFF = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
+"""Finish reasons of answers that a bound cut off; the last two are of Mistral and of Z.ai."""
+_FILTERED = frozenset(
+    {
+        "content_filter",
+        "refusal",
+        "sensitive",
+        "safety",
+        "recitation",
+        "blocklist",
+        "prohibited_content",
+        "spii",
+    }
+)
+"""Finish reasons of answers that a service withholds: of OpenAI, Anthropic and Z.ai; the others of Gemini."""
+_FAILED = frozenset({"error", "abort", "network_error", "insufficient_system_resource"})
+"""Finish reasons of answers that the service could not complete; the last two are of Z.ai and of DeepSeek."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with reasoning: of DeepSeek and SGLang; of vLLM, Ollama and OpenRouter; of parts of Mistral's."""
 
@@ -71,6 +86,16 @@ class Completion:
     _reasoning: list[str] = field(default_factory=list[str])
     _refusal: list[str] = field(default_factory=list[str])
     _calls: list[_Call] = field(default_factory=list[_Call])
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the service could not complete the answer, so that asking again may help."""
+        return self._ended_by in _FAILED
+
+    @property
+    def _ended_by(self) -> str:
+        """The finish reason as most services write it: some write capitals, or the details behind a colon."""
+        return (self.finish or "").lower().partition(":")[0].strip().replace("-", "_")
 
     def add(self, data: JSON, *, is_whole: bool) -> None:
         """Add a response, or a piece of a stream.
@@ -153,13 +178,13 @@ class Completion:
             function = {"name": encodable(call.name), "arguments": encodable("".join(call.arguments))}
             calls.append({"id": call_id, "type": "function", "function": function})
         text, refusal = encodable("".join(self._text)), encodable("".join(self._refusal))
-        if self.finish == "content_filter" and not refusal:
-            refusal = "the service filtered the answer (finish_reason content_filter)"
+        if self._ended_by in _FILTERED and not refusal:
+            refusal = f"the service filtered the answer (finish_reason {self.finish})"
         return Message(
             "assistant",
             None if calls and not text else text,
             tuple(calls),
-            is_complete=self.finish not in _CUT_OFF,
+            is_complete=self._ended_by not in _CUT_OFF | _FILTERED,
             reasoning=encodable("".join(self._reasoning)),
             refusal=refusal,
         )

@@ -408,7 +408,7 @@ class OpenAIEngine(ChatEngine):
                 self._add(completion, read_json(body), is_whole=True)
         except (InvalidCompletion, json.JSONDecodeError, UnicodeDecodeError, TooDeepError) as error:
             raise self._error(f"sent no chat completion: {shorten(str(error), _SHOWN)}", "garbage") from None
-        if completion.finish in ("error", "abort"):
+        if completion.has_failed:
             raise self._error(f"ended an answer with {completion.finish!r}", "server")
         return completion
 

@@ -77,6 +77,9 @@ class Interaction(ABC):
 
         Returns:
             A `Reply`, a text, or None to leave.
+
+        Raises:
+            InvalidTask: If the task cannot be used; a collector drops its group.
         """
 
     async def score(self, messages: Sequence[Message]) -> float | None:

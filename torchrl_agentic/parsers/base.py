@@ -428,7 +428,9 @@ def message_text(response: str | Mapping[str, JSON]) -> str:
 def parse_message(
     parser: ToolCallParser, message: Message, *, tools: Tools, turn: int, trajectory: str
 ) -> ParseResult:
-    """Read the calls of a message. An incomplete message has none; a parser that raises yields one error.
+    """Read the calls of a message; a parser that raises yields one error.
+
+    An incomplete message and a refusal have no calls.
 
     Args:
         parser: The parser.
@@ -437,7 +439,7 @@ def parse_message(
         turn: Number of the turn, for the ids of calls.
         trajectory: Name of the trajectory, for log lines.
     """
-    if message.role != "assistant" or not message.is_complete:
+    if message.role != "assistant" or message.finish != "stop":
         return ParseResult(message.text, (), message.text)
     response: Any = message.content
     if message.tool_calls or not isinstance(response, str):

@@ -151,8 +151,7 @@ class OpenTurn:
     @property
     def is_cut(self) -> bool:
         """True if the message was cut off by a bound, so that its calls do not run."""
-        message = self.message
-        return message.role == "assistant" and not (message.is_complete or message.refusal)
+        return self.message.role == "assistant" and self.message.finish == "length"
 
     @property
     def has_begun(self) -> bool:

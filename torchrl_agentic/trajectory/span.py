@@ -27,7 +27,7 @@ class Span:
         turn: Number of the turn in the trajectory, counted from 0.
         version: Policy version when it ended.
         tokens: Number of sampled tokens, for "engine".
-        status: Outcome: a `Status` of tools by name, a `finish` of engines.
+        status: Outcome: a `Status` of tools by name, a `finish` of engines or messages.
     """
 
     cause: Cause

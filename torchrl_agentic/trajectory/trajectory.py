@@ -136,8 +136,7 @@ class Trajectory:
     @property
     def is_cut(self) -> bool:
         """True if its last answer was cut off by a bound."""
-        last = self.turns[-1].message if self.turns else None
-        return last is not None and not (last.is_complete or last.refusal)
+        return bool(self.turns) and self.turns[-1].message.finish == "length"
 
     @property
     def tool_seconds(self) -> float:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchrl_agentic.errors import UserFailed
+from torchrl_agentic.errors import InvalidTask, UserFailed
 from torchrl_agentic.interactions.base import Interaction, Reply
 from torchrl_agentic.interactions.user_tool import final_score, reply
 from torchrl_agentic.messages import Message
@@ -90,7 +90,7 @@ class UserStage(Stage):
             if had_ended or (said is not None and said.is_over):
                 score = await final_score(user.session, user.name, messages)
                 turn.user_score = user.total if score is None else score
-        except UserFailed as error:
+        except (UserFailed, InvalidTask) as error:
             turn.user_error, turn.user_score = error, math.nan
         if said is not None and (said.text or not said.is_over):
             turn.add([{"role": self.role, "content": turn.escape(said.text)}])

@@ -173,7 +173,7 @@ def _message(message: Message, calls: Sequence[ParsedCall]) -> Iterator[Block]:
     """Yield the blocks of a message, with folded reasoning and faint calls."""
     role, text = message.role, message.text
     style = role if role in ROLES else "other"
-    cut = "" if message.is_complete else " · cut off"
+    cut = " · cut off" if message.finish == "length" else ""
     to = f" · answers {message.tool_call_id}" if message.tool_call_id is not None else ""
     title = ((f"{role}{cut}{to}", f"{style} title"),)
     spans = [(*call.span, "faint") for call in calls if call.span is not None]

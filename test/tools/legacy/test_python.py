@@ -15,7 +15,8 @@ from torchrl.envs.llm.transforms import (
     PythonInterpreter,
 )
 
-from torchrl_agentic import AgentCollector, EndTrajectory, Renamed, ToolCompose, as_tool
+from torchrl_agentic import AgentCollector, EndTrajectory, Renamed, ToolCompose, as_tool, tool
+from torchrl_agentic.collectors import Branching
 from torchrl_agentic.engines import ScriptedEngine
 from torchrl_agentic.messages import Status
 from torchrl_agentic.testing import ScriptedPolicy, load_tiny
@@ -66,6 +67,33 @@ class TestPythonInterpreter:
             found = [one for group in collector.trajectories() for one in group]
         texts = [[result.text.strip() for _, result in one.calls] for one in found]
         assert texts == [["None", "", "1"]] * 6
+
+    def test_a_branch_of_a_tree_has_a_fresh_interpreter_too(self):
+        """It forks before its first call, and takes the row of a trajectory that has ended."""
+        _, tokenizer = load_tiny()
+
+        @tool
+        def wait() -> str:
+            """Wait."""
+            return "waited"
+
+        def script(key, turn, ids):
+            code = ["print(globals().get('secret'))", "secret = 1"]
+            n_before = tokenizer.decode(ids).count("<|im_start|>assistant") - 1
+            return hermes("python", code=code[n_before - 1]) if n_before else hermes("wait")
+
+        python = as_tool(PythonInterpreter(persistent=True), name="python")
+        with AgentCollector(
+            Compose(ToolCompose([wait, python]), EndTrajectory(max_turns=3)),
+            engine=ScriptedEngine(script, tokenizer),
+            tokenizer=tokenizer,
+            tasks=[{"query": f"q{number}"} for number in range(3)],
+            branching=Branching(at=(1,), width=2),
+            max_in_flight=2,
+        ) as collector:
+            found = [one for group in collector.trajectories() for one in group]
+        texts = [[result.text.strip() for _, result in one.calls] for one in found]
+        assert texts == [["waited", "None", ""]] * 6
 
     def test_rows_that_call_for_the_first_time_at_once_get_a_process_each(self, chat):
         """Made without a lock, some rows get none: "Too many processes: 5 > 4"."""

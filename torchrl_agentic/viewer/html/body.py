@@ -107,7 +107,7 @@ def _turn(turn: Turn, reward: float | None, numbers: Iterator[int], clip: Clip) 
         "reward": reward,
         "notes": clip(", ".join(map(str, turn.notes))),
         "role": clip(turn.message.role),
-        "complete": turn.message.is_complete is not False,
+        "complete": turn.message.finish != "length",
         "context": [_message(message, clip) for message in turn.context],
         "said": [
             [piece.kind, clip(piece.text), None if piece.call is None else calls[piece.call]]

@@ -196,7 +196,7 @@ def _normal(text: str) -> str:
 
 def _cut_off(turns: Sequence[Turn]) -> Iterator[Line]:
     for turn in turns:
-        if not turn.message.is_complete:
+        if turn.message.finish == "length":
             yield Line(
                 "bad",
                 f"The message of the model in turn {turn.index + 1} was cut off. "
