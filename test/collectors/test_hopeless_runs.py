@@ -19,7 +19,7 @@ from helpers.collector_worlds import (
 from torchrl_agentic import InvalidTask, ToolCompose, evaluate
 from torchrl_agentic.collectors import CollectorError, Task, TaskStream
 from torchrl_agentic.dispatch.user_code import is_users_file
-from torchrl_agentic.engines import ScriptedEngine
+from torchrl_agentic.engines import Engine, ScriptedEngine
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import load_tiny, run_skipping
@@ -203,7 +203,7 @@ def test_an_evaluation_keeps_what_it_has_when_its_engine_is_gone(monkeypatch):
     tokenizer = load_tiny()[1]
     scripted = ScriptedEngine(lambda *_: "It is 1.", tokenizer)
 
-    class Gone:
+    class Gone(Engine):
         version, max_concurrent, context_length = 0, 1, 4096
 
         def __init__(self, n_good):

@@ -46,7 +46,7 @@ from torchrl_agentic.collectors.remote_run import STOP_LIMIT_S
 from torchrl_agentic.collectors.trajectory_state import TrajectoryState
 from torchrl_agentic.collectors.workers import choose_worker, may_continue
 from torchrl_agentic.dispatch.session import SessionCounts
-from torchrl_agentic.engines import Sampled, ScriptedEngine
+from torchrl_agentic.engines import ChatEngine, Sampled, ScriptedEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.testing import InProcessWorkers, run_skipping
 
@@ -465,7 +465,7 @@ def test_what_is_no_workers_is_refused():
             )
 
 
-class Chat:
+class Chat(ChatEngine):
     """An engine that takes messages."""
 
     version, max_concurrent = 0, 4
