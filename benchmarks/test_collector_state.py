@@ -15,7 +15,7 @@ from helpers.collector_worlds import call, collector_of, encoded, numbered_tasks
 
 from torchrl_agentic import tool
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.testing import SimulatedEngine, run_skipping
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ async def look(n: int) -> str:
     return f"saw {n}"
 
 
-class Talker:
+class Talker(Engine):
     """Answers with long texts and a call, and never with the last one."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict
 from torchrl_agentic import Tool
 from torchrl_agentic.collectors import FailedTask, Trajectory
 from torchrl_agentic.collectors.failures import FailureKind
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.engines.base import OnIds
 from torchrl_agentic.messages import Status, Turn
 
@@ -228,7 +228,7 @@ class CountedTool(Tool):
         return f"found {args['key']}"
 
 
-class CountedEngine:
+class CountedEngine(Engine):
     """Counts the requests of an engine, and how each of them ended.
 
     Args:

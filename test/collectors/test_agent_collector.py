@@ -30,6 +30,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from torchrl_agentic import EndTrajectory, RateLimiter, ToolCompose
 from torchrl_agentic.collectors import AgentCollector, CollectorError, Task, Trajectory
 from torchrl_agentic.collectors.batching import collector_batch, group_advantage
+from torchrl_agentic.engines import ChatEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import training_policy
 from torchrl_agentic.testing import run_skipping
@@ -485,7 +486,7 @@ def test_a_state_continues_with_the_tasks_that_had_not_left():
             other.load_state_dict(state)
 
 
-class Speaks:
+class Speaks(ChatEngine):
     """A chat engine that repeats the question."""
 
     version, max_concurrent = 0, 4

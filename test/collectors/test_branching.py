@@ -35,7 +35,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.collectors import AgentCollector, Branching, BranchPoint, CollectorError
-from torchrl_agentic.engines import ContextExceeded, ScriptedEngine
+from torchrl_agentic.engines import ChatEngine, ContextExceeded, ScriptedEngine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import read_groups
@@ -432,7 +432,7 @@ def test_groups_are_recorded_with_their_leaves_and_metrics_count_tokens_once(tmp
     assert (metrics["reward/mean"], metrics["agentic/turn"], metrics["ended/no_calls"]) == (0.5, 3.0, 1.0)
 
 
-class Silent:
+class Silent(ChatEngine):
     """An engine that takes messages."""
 
     version, max_concurrent = 0, 4

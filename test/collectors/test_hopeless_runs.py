@@ -23,7 +23,7 @@ from torchrl.envs import Compose
 from torchrl_agentic import InvalidTask, ToolCompose, TurnTokenizer, UserSimulator, evaluate
 from torchrl_agentic.collectors import CollectorError, Task, TaskStream
 from torchrl_agentic.dispatch.user_code import is_users_file
-from torchrl_agentic.engines import ScriptedEngine
+from torchrl_agentic.engines import Engine, ScriptedEngine
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.errors import InfrastructureError, UserFailed
 from torchrl_agentic.interactions import Interaction
@@ -276,7 +276,7 @@ def test_an_evaluation_keeps_what_it_has_when_its_engine_is_gone(monkeypatch):
     tokenizer = load_tiny()[1]
     scripted = ScriptedEngine(lambda *_: "It is 1.", tokenizer)
 
-    class Gone:
+    class Gone(Engine):
         version, max_concurrent, context_length = 0, 1, 4096
 
         def __init__(self, n_good):

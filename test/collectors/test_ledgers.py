@@ -28,7 +28,7 @@ from torchrl_agentic.collectors import Task
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
 from torchrl_agentic.trajectory.reasons import REASONS
@@ -46,7 +46,7 @@ def log_prob(turn, place):
     return -(turn * 64 + place % 64 + 1) / 128
 
 
-class Interrupted:
+class Interrupted(Engine):
     """An engine that knows its answers, and aborts each request at drawn places, as updates do."""
 
     max_concurrent = 4

@@ -11,7 +11,7 @@ from torchrl_agentic.collectors import AgentCollector, Task
 from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory import TrajectoryRun
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import byte_tokenizer, load_tiny
 from torchrl_agentic.trajectory.speculative_calls import Detokenizer
@@ -25,7 +25,7 @@ def call(name, call_id=None, **args):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': args, **own})}\n</tool_call>"
 
 
-class Dictated:
+class Dictated(Engine):
     """An engine whose tokens a test releases: it streams each piece, then waits to be told to go on."""
 
     version, max_concurrent = 0, 4

@@ -43,7 +43,7 @@ from torchrl_agentic import (
 from torchrl_agentic.collectors import AgentCollector, Branching, CollectorError
 from torchrl_agentic.collectors.remote_run import STOP_LIMIT_S
 from torchrl_agentic.collectors.workers import choose_worker
-from torchrl_agentic.engines import Sampled, ScriptedEngine
+from torchrl_agentic.engines import ChatEngine, Sampled, ScriptedEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.testing import InProcessWorkers, run_skipping
 
@@ -442,7 +442,7 @@ def test_what_is_no_workers_is_refused():
         )  # fmt: skip
 
 
-class Chat:
+class Chat(ChatEngine):
     """An engine that takes messages."""
 
     version, max_concurrent = 0, 4

@@ -18,7 +18,14 @@ from helpers.collector_worlds import (
 )
 from helpers.limit import limit
 
-from torchrl_agentic.engines import EnginePool, EnginePressure, EngineUnusable, HTTPEngine, ScriptedEngine
+from torchrl_agentic.engines import (
+    ChatEngine,
+    EnginePool,
+    EnginePressure,
+    EngineUnusable,
+    HTTPEngine,
+    ScriptedEngine,
+)
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract, SimulatedEngine, run_skipping
 from torchrl_agentic.tools.service import Patience
@@ -744,7 +751,7 @@ async def test_its_pressure_is_that_of_the_fullest_engine_and_the_sum_of_the_res
     assert await EnginePool([silent]).pressure() is None
 
 
-class Speaks:
+class Speaks(ChatEngine):
     version, max_concurrent = 0, 1
 
     async def chat(self, messages, *, tools, max_tokens, key): ...
@@ -763,8 +770,8 @@ _ENGINE = Server()
         ([], {}, ValueError, "at least one engine"),
         (_ENGINE, {}, TypeError, "a list of engines; got Server"),
         ("abc", {}, TypeError, "a list of engines; got str"),
-        ([3], {}, TypeError, "engine 0 is no Engine"),
-        ([Speaks()], {}, TypeError, "no engines that answer messages"),
+        ([3], {}, TypeError, "engine 0 of the pool: .* got int, which lacks"),
+        ([Speaks()], {}, TypeError, "engine 0 of the pool is a Speaks, which answers messages"),
         ([_ENGINE, _ENGINE], {}, ValueError, "engine 1 is in the pool twice"),
         ([_ENGINE], {"max_skew": 2}, ValueError, "max_skew is 0 or 1"),
         ([_ENGINE], {"at_once": 0}, ValueError, "at_once must be 1 or more"),

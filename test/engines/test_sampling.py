@@ -83,7 +83,7 @@ def test_a_collector_warns_once_of_a_distribution_that_no_policy_has(
     assert warning in caplog.text
 
 
-@pytest.mark.parametrize("sampling", [None, {"temperature": 3}, Sampling(), Sampling(0.5, 0.5)])
+@pytest.mark.parametrize("sampling", [None, Sampling(), Sampling(0.5, 0.5)])
 def test_a_collector_names_a_temperature_but_warns_of_no_batch(
     sampling: Any, caplog: pytest.LogCaptureFixture
 ):

@@ -16,7 +16,7 @@ from torchrl_agentic import (
     collate_rows,
 )
 from torchrl_agentic.collectors.batching import collector_batch
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
@@ -222,7 +222,7 @@ class _Log(Recording):
         self.record["rewards"] = list(map(number, self.record["rewards"]))
 
 
-class Script:
+class Script(Engine):
     """An engine that answers from a list for each task.
 
     Args:

@@ -14,7 +14,7 @@ from torchrl.envs import Compose
 
 from torchrl_agentic import Effects, RateLimiter, Tool, ToolCompose, ToolError, TurnTokenizer
 from torchrl_agentic.collectors import AgentCollector, CollectorError, Task
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.engines.scripted_engine import AnswerCursor
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import byte_tokenizer
@@ -102,7 +102,7 @@ def n_answers(ids):
     return tokenizer().decode(ids).count("<|im_start|>assistant") - 1
 
 
-class WildEngine:
+class WildEngine(Engine):
     """Answers from a script; `fate` decides before each request what befalls it.
 
     Fates: "ok", "abort" (after a part), "empty" (aborted without a token), "lost", "broken" (another

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic import InfrastructureError, Message
-from torchrl_agentic.engines import ScriptedEngine
+from torchrl_agentic.engines import ChatEngine, ScriptedEngine
 from torchrl_agentic.rewards import ModelJudge, TokenChat, UnreadableGrade
 from torchrl_agentic.rewards.model_judge import read_grade
 from torchrl_agentic.testing import finished_trajectory, load_tiny
@@ -17,7 +17,7 @@ from torchrl_agentic.testing import finished_trajectory, load_tiny
 RIGHT = finished_trajectory("<think>hm</think>It is 42.", question="6 * 7?", answer=42, name="t/0")
 
 
-class Judge:
+class Judge(ChatEngine):
     """A chat engine that replies from a function of (messages, key)."""
 
     version, max_concurrent = 0, 8
@@ -201,7 +201,7 @@ def test_wrong_options_are_refused(options, message: str):
 
 
 def test_something_that_is_no_engine_is_refused():
-    with pytest.raises(TypeError, match="ChatEngine or an Engine"):
+    with pytest.raises(TypeError, match=r"engine is an Engine.* or a ChatEngine; got str"):
         ModelJudge("gpt")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="tokenizer="):
         ModelJudge(ScriptedEngine([["a"]], load_tiny()[1]))

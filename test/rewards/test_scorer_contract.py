@@ -6,6 +6,7 @@ import math
 import pytest
 
 from torchrl_agentic import Message
+from torchrl_agentic.engines import ChatEngine
 from torchrl_agentic.rewards import (
     ModelJudge,
     Weighted,
@@ -21,7 +22,7 @@ from torchrl_agentic.rewards import (
 from torchrl_agentic.testing import ScorerContract, finished_trajectory
 
 
-class AlwaysRight:
+class AlwaysRight(ChatEngine):
     version, max_concurrent = 0, 8
 
     async def chat(self, messages, *, tools, max_tokens, key):

@@ -7,7 +7,7 @@ from helpers.model_families import FAMILIES
 from torchrl.envs import Compose
 
 from torchrl_agentic import EndTrajectory, Task, ToolCompose, TurnTokenizer, load_tasks, tool
-from torchrl_agentic.engines import Sampled
+from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.rollout import rollout
 from torchrl_agentic.rollout.prompt_length import PromptLength
 
@@ -33,7 +33,7 @@ def look(place: str) -> str:
     return place
 
 
-class Ends:
+class Ends(Engine):
     """An engine that ends each answer at once, and keeps the prompts."""
 
     version, max_concurrent = 0, 4
@@ -44,6 +44,12 @@ class Ends:
     async def sample(self, ids, *, max_tokens, key, on_ids=None):
         self.prompts[key.split("/")[0]] = len(ids)
         return Sampled([self.stop], [-1.0], "stop")
+
+    async def update(self, weights):
+        raise NotImplementedError
+
+    async def close(self):
+        pass
 
 
 ROWS = [

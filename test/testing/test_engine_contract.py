@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchrl_agentic.engines import Engine, OnIds, Sampled, ScriptedEngine
+from torchrl_agentic.engines import Engine, OnIds, Sampled, ScriptedEngine, Usage
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing import EngineContract
 
@@ -175,7 +175,38 @@ class _ForgetsItsRequests(_Wrapped):
         await self.inner.close()
 
 
+class _NamesOtherStopIds(_Wrapped):
+    stop_token_ids = (EOS + 1,)
+
+
+class _ForgetsToCount(_Wrapped):
+    usage = Usage()
+
+
+class _CountsTrajectoriesOnly(_Wrapped):
+    def usage_of(self, key: str) -> Usage:
+        return Usage(requests=key == "task/0")
+
+
+class _IsWellAfterItsEnd(_Wrapped):
+    async def check(self) -> None: ...
+
+
+class _AbortsWhatCannotResume(_Wrapped):
+    can_resume = False
+
+
+class _TakesNoEmptyMedia(_Wrapped):
+    takes_media = True
+
+
 BROKEN = [
+    _NamesOtherStopIds,
+    _ForgetsToCount,
+    _CountsTrajectoriesOnly,
+    _IsWellAfterItsEnd,
+    _AbortsWhatCannotResume,
+    _TakesNoEmptyMedia,
     _IgnoresTheBound,
     _DropsTheStopToken,
     _LosesALogProb,

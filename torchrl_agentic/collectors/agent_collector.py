@@ -61,7 +61,8 @@ from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.sampling import TEMPERATURE, sampling_of, warn_of_bias
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, warn_of_bias
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
 from torchrl_agentic.tokens.model_problems import model_problems
@@ -238,13 +239,10 @@ class AgentCollector(BaseCollector):
         branching: Branching | None = None,
     ) -> None:
         super().__init__(post_collect_hook=post_collect_hook)
-        takes_tokens = callable(getattr(engine, "sample", None))
-        takes_messages = callable(getattr(engine, "chat", None)) and hasattr(engine, "version")
-        if not takes_tokens and not takes_messages:  # vllm.LLM has a `chat` of another kind
-            raise TypeError(
-                f"engine is an Engine, such as VLLMEngine(AsyncLLM); got {type(engine).__name__}. For a "
-                "TorchRL policy write LockStep(policy)"
-            )
+        engine = ensure_engine(engine)
+        of_tokens = engine if isinstance(engine, Engine) else None
+        takes_tokens = of_tokens is not None
+        stop_token_ids = () if of_tokens is None else tuple(of_tokens.stop_token_ids)
         check_count("group_size", group_size, optional=False)
         check_count("groups_per_batch", groups_per_batch, optional=False)
         check_count("max_new_tokens", max_new_tokens, optional=False)
@@ -295,7 +293,7 @@ class AgentCollector(BaseCollector):
             tokenizer if takes_tokens else None,
             max_turns=max_turns,
             tokenizer_options=options,
-            stop_token_ids=getattr(engine, "stop_token_ids", ()),
+            stop_token_ids=stop_token_ids,
         )
         if isinstance(tasks, Sequence | TaskStream):  # others are read one by one
             given = tasks.tasks if isinstance(tasks, TaskStream) else tasks
@@ -310,10 +308,8 @@ class AgentCollector(BaseCollector):
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
         self._admission = Admission(groups_per_batch, max_staleness, engine.version)
-        self._capacity = Capacity(max_in_flight, engine_concurrent=getattr(engine, "max_concurrent", 256))
-        self._follows_pressure = (
-            max_in_flight == "auto" and takes_tokens and callable(getattr(engine, "pressure", None))
-        )
+        self._capacity = Capacity(max_in_flight, engine_concurrent=engine.max_concurrent)
+        self._followed = of_tokens if max_in_flight == "auto" else None
         self._failures = FailurePolicy(
             on_failure,
             max_replacements=max_replacements,
@@ -344,7 +340,6 @@ class AgentCollector(BaseCollector):
                 check_limiters(self._agent)
             workers.check()
             encoder_of = tokenizer if takes_tokens else None
-            context_length: int | None = getattr(engine, "context_length", None)
             self._workers_name = uuid.uuid4().hex
             self._worker_spec = workers.pack(
                 WorkerSpec(
@@ -354,8 +349,8 @@ class AgentCollector(BaseCollector):
                     options,
                     max_new_tokens,
                     speculate,
-                    context_length,
-                    tuple(getattr(engine, "stop_token_ids", ())),
+                    None if of_tokens is None else of_tokens.context_length,
+                    stop_token_ids,
                 ),
                 self._workers_name,
             )
@@ -366,7 +361,7 @@ class AgentCollector(BaseCollector):
             time.monotonic,
             groups_per_batch=groups_per_batch,
             group_size=group_size,
-            max_concurrent=getattr(engine, "max_concurrent", None),
+            max_concurrent=engine.max_concurrent,
             timeline=_timeline_writer(timeline),
         )
         self._prefix = f"c{next(_numbers)}" if name is None else name
@@ -467,12 +462,11 @@ class AgentCollector(BaseCollector):
         return WorkerPool(self._workers, self._worker_spec, shared, name=self._workers_name)
 
     def _permits(self) -> RequestPermits | None:
-        """Return what holds requests back, if the engine says how full it is."""
-        if not self._follows_pressure:
+        """Return what holds requests back while the engine is full, with `max_in_flight="auto"`."""
+        followed = self._followed
+        if followed is None:
             return None
-        return RequestPermits(
-            self.engine, self._capacity, concurrent=getattr(self.engine, "max_concurrent", 256)
-        )
+        return RequestPermits(followed, self._capacity, concurrent=followed.max_concurrent)
 
     async def _next(self, taken: list[Group]) -> None:
         """Add the groups of the next batch to a list; none after the last one.
@@ -545,9 +539,14 @@ class AgentCollector(BaseCollector):
             yield batch
 
     @property
+    def _sampling(self) -> Sampling | None:
+        """The distribution that tokens are sampled from; None: unknown, or the engine takes messages."""
+        return self.engine.sampling if isinstance(self.engine, Engine) else None
+
+    @property
     def _temperature_of_batches(self) -> float | None:
         """The temperature that a loss has to know; None if no batches were asked for, or it is unknown."""
-        sampling = sampling_of(self.engine) if self._has_warned else None
+        sampling = self._sampling if self._has_warned else None
         return None if sampling is None else sampling.temperature
 
     def _check_batches(self) -> None:
@@ -561,7 +560,7 @@ class AgentCollector(BaseCollector):
         if self._has_warned:
             return
         self._has_warned = True
-        warn_of_bias(sampling_of(self.engine))
+        warn_of_bias(self._sampling)
         if not (self._options.reward or self._agent.has_rewards):
             logger.warning(
                 "no reward: the rewards and advantages of all batches are 0. Pass reward=, or add an "
@@ -575,7 +574,7 @@ class AgentCollector(BaseCollector):
     def _batch(self, groups: list[Group]) -> LazyStackedTensorDict:
         has_trees = self._options.branching is not None
         batch = collector_batch([(group.label, group.done) for group in groups], has_trees=has_trees)
-        sampling = sampling_of(self.engine)
+        sampling = self._sampling
         if sampling is not None:
             batch.set(TEMPERATURE, torch.full((len(batch), 1), sampling.temperature))
         n_sampled = sum(int(row["masks", "all_assistant_mask"].sum()) for row in batch.tensordicts)
@@ -717,9 +716,7 @@ class AgentCollector(BaseCollector):
         Returns:
             The next seed.
         """
-        setter = getattr(self.engine, "set_seed", None)
-        if callable(setter):
-            setter(seed)
+        self.engine.set_seed(seed)
         return seed if static_seed else seed + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -828,7 +825,7 @@ class AgentCollector(BaseCollector):
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"AgentCollector({self._agent.compose!r}, engine={type(self.engine).__name__})"
+        return f"AgentCollector({self._agent.compose!r}, engine={self.engine.describe()})"
 
 
 class _NotHere(CollectorError):

@@ -8,11 +8,11 @@ import itertools
 import logging
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, cast
+from typing import cast
 
 from torchrl_agentic.collectors.capacity import Capacity
 from torchrl_agentic.collectors.kv_budget import KVBudget
-from torchrl_agentic.engines.base import EnginePressure
+from torchrl_agentic.engines.base import Engine, EnginePressure
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RequestPermits:
     the engine cannot report at all, there is none.
 
     Args:
-        engine: An engine with the method `pressure`.
+        engine: The engine.
         capacity: Gets the number of requests that fit, so that not many more trajectories begin.
         concurrent: Number of requests that the engine works on at once.
 
@@ -43,15 +43,17 @@ class RequestPermits:
         requests: Number of requests that are at the engine.
         waiting: Number of requests that are held back.
         pressure: The last report of the engine; None before the first.
+        is_over: Whether the engine can never report, so that no request needs a permit.
     """
 
-    def __init__(self, engine: Any, capacity: Capacity, *, concurrent: int) -> None:
+    def __init__(self, engine: Engine, capacity: Capacity, *, concurrent: int) -> None:
         self._engine, self._capacity = engine, capacity
         self._budget = KVBudget(concurrent)
         self._has_bound = True  # until the first report fails
         self._prompts = 0
         self.requests = self.waiting = 0
         self.pressure: EnginePressure | None = None
+        self.is_over = False
         self._answer = 0.0  # expected tokens of an answer
         self._n_answers, self._was_short = 0, False  # since the last observation
         self._queue: list[tuple[bool, int, int, asyncio.Future[None]]] = []
@@ -107,6 +109,7 @@ class RequestPermits:
             self._capacity.fitting = self._fitting()
             on_change()
             if not has_failed and self.pressure is None:
+                self.is_over = True
                 return
             await asyncio.sleep(INTERVAL_S)
 

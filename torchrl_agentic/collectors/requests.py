@@ -140,7 +140,7 @@ class Requests:
             EngineUnusable: If it fails, and has answered no request for `OUTAGE_S` seconds.
             ValueError: If the engine cannot take the prompt.
         """
-        if self.permits is None:
+        if self.permits is None or self.permits.is_over:
             async with self._answering():
                 return await self._sample(writer, max_tokens, key, on_ids, media)
         ledger = writer if isinstance(writer, TokenLedger) else writer.ledger
@@ -156,7 +156,7 @@ class Requests:
 
     @property
     def _drains(self) -> bool:
-        return self._on_update == "finish" or not getattr(self.engine, "can_resume", True)
+        return self._on_update == "finish" or not self.engine.can_resume
 
     async def _sample(
         self,
@@ -169,9 +169,9 @@ class Requests:
         answer: list[int] = []
         n_empty = 0
         heard = None if on_ids is None else _Heard(on_ids)
-        if media and not getattr(self.engine, "takes_media", False):
+        if media and not self.engine.takes_media:
             raise ValueError(
-                f"{type(self.engine).__name__} takes no {' or '.join(media)}: takes_media is not set"
+                f"{self.engine.describe()} takes no {' or '.join(media)}: takes_media is not set"
             )
         more = {"media": media} if media else {}
 
@@ -239,7 +239,7 @@ class Requests:
             except asyncio.CancelledError as error:
                 if is_cancelling():
                     raise
-                failure = InfrastructureError(f"{type(self.engine).__name__} cancelled a request")
+                failure = InfrastructureError(f"{self.engine.describe()} cancelled a request")
                 failure.__cause__ = error
             except (WrongAnswer, EngineCrash):
                 raise
@@ -248,7 +248,7 @@ class Requests:
             except (EngineUnusable, ValueError):
                 raise
             except (Exception, SystemExit, KeyboardInterrupt) as error:
-                raise EngineCrash(f"{type(self.engine).__name__} raised {error!r}") from error
+                raise EngineCrash(f"{self.engine.describe()} raised {error!r}") from error
             finally:
                 if self._stats is not None:
                     self._stats.request_ended()
@@ -268,7 +268,7 @@ class Requests:
         passed = now - self._failing_since
         if passed >= OUTAGE_S and self._n_failed > self._retries:
             raise EngineUnusable(
-                f"{type(self.engine).__name__} has answered no request for {passed:.0f} s; check that it "
+                f"{self.engine.describe()} has answered no request for {passed:.0f} s; check that it "
                 f"runs and can be reached. The last error: {failure}"
             ) from failure
 
@@ -295,7 +295,7 @@ class Requests:
                 logger.warning(
                     "%s returns no log-probabilities: those of the batches are NaN, and losses with "
                     "importance weights too",
-                    type(self.engine).__name__,
+                    self.engine.describe(),
                 )
         elif len(log_probs) != len(ids):
             raise WrongAnswer(f"the engine returned {len(ids)} ids and {len(log_probs)} log-probabilities")

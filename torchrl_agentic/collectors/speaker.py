@@ -102,7 +102,7 @@ class TokenSpeaker:
             if written is None
             else TokenWriter(agent.encoder, written.copy(), messages=messages, tools=tools)
         )
-        self._context_length: int | None = getattr(requests.engine, "context_length", None)
+        self._context_length: int | None = requests.engine.context_length
         self._media: dict[str, list[Any]] = {}
         self._see_media(messages)
         self.cut_by, self.n_sampled, self.finish = "", 0, ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.engines.engine_pool import EnginePool
     from torchrl_agentic.engines.http_engine import HTTPEngine
     from torchrl_agentic.engines.lock_step import LockStep
+    from torchrl_agentic.engines.look_alike_engine import ensure_engine
     from torchrl_agentic.engines.openai_engine import OpenAIEngine
     from torchrl_agentic.engines.pool_engines import PoolMember
     from torchrl_agentic.engines.recorded_engine import RecordedEngine
@@ -43,6 +44,7 @@ _WHERE = {
     "engine_pool": ("EnginePool",),
     "http_engine": ("HTTPEngine",),
     "lock_step": ("LockStep",),
+    "look_alike_engine": ("ensure_engine",),
     "openai_engine": ("OpenAIEngine",),
     "pool_engines": ("PoolMember",),
     "recorded_engine": ("RecordedEngine",),
@@ -73,6 +75,7 @@ __all__ = [
     "TransformersEngine",
     "Usage",
     "VLLMEngine",
+    "ensure_engine",
 ]
 
 __getattr__ = load_lazily(__name__, _WHERE)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
-from torchrl_agentic.messages import Message
+from torchrl_agentic.engines.sampling import Sampling
+from torchrl_agentic.engines.usage import Usage
+from torchrl_agentic.errors import Interface
+from torchrl_agentic.messages import JSON, Message
 
 Finish: TypeAlias = Literal["stop", "length", "aborted"]
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
@@ -59,29 +64,89 @@ class EnginePressure:
     preempted: int
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Samples from token ids: vLLM, SGLang, transformers, a TorchRL policy. `EngineContract` tests one.
+class BaseEngine(metaclass=Interface):
+    """Members of both `Engine` and `ChatEngine`. Every one but `update` and `close` has a default.
 
-    Many coroutines call `sample` at the same time. A cancelled `sample` ends its request.
-
-    Five attributes are optional. `context_length`: number of tokens that it takes, prompt and answer
-    together. `stop_token_ids`: ids that end an answer, which a collector takes over. `can_resume`: False if
-    an aborted answer cannot go on, as with constrained decoding; updates then wait for running requests.
-    `takes_media`: True if `sample` takes `media=`, a mapping from "image" and "video" to lists in the order
-    of their placeholders, which is passed if the conversation holds any. `pressure`: a coroutine method
-    without arguments that returns an `EnginePressure`, or None if the engine cannot report it;
-    `max_in_flight="auto"` follows it. It may raise InfrastructureError. `sampling`: the `Sampling` that it
-    samples from, by which collectors warn of losses that would be biased.
+    Many coroutines make requests at the same time. A cancelled request ends in the engine too.
 
     Attributes:
         version: Policy version: number of weight updates so far.
         max_concurrent: Number of requests that the engine works on at once; further ones wait in it.
+        can_resume: Whether sampling may go on behind an aborted answer. False, as with constrained decoding:
+            updates wait for the requests that run.
+        usage: Requests, tokens and cost so far; None: the engine does not count them.
+        may_know_cost: Whether `usage` may have costs; False: its `cost` says nothing.
     """
 
-    version: int
-    max_concurrent: int
+    version: int = 0
+    max_concurrent: int = 256
+    can_resume: bool = True
+    usage: Usage | None = None
+    may_know_cost: bool = True
 
+    @abstractmethod
+    async def update(self, weights: Any) -> int:
+        """Load new weights; requests that run may end with the finish "aborted".
+
+        Args:
+            weights: The weights, in the form that the engine takes; or None, which keeps the weights and
+                counts an update.
+
+        Returns:
+            The new policy version.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End all requests and free what the engine holds; may be called again."""
+
+    def usage_of(self, key: str) -> Usage | None:
+        """Return the usage of one trajectory, an empty one if it is unknown.
+
+        Args:
+            key: Name of the trajectory.
+
+        Returns:
+            None, the default, if the engine does not count by trajectory.
+        """
+        return None
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the sampling. By default, nothing happens.
+
+        Args:
+            seed: The seed.
+        """
+
+    def describe(self) -> str:
+        """Return the class of the engine, and its model if it knows it, for messages and evaluations."""
+        return type(self).__name__
+
+
+class Engine(BaseEngine, members=("version", "sample", "update", "close")):
+    """Samples from token ids: vLLM, SGLang, transformers, a TorchRL policy. `EngineContract` tests one.
+
+    A subclass defines `sample`, `update` and `close`, and whatever else differs from the defaults. An object
+    of another class with `version` and these methods is an instance too; `ensure_engine` adapts it where a
+    collector, pool, judge or evaluation gets it.
+
+    Attributes:
+        context_length: Number of tokens that it takes, prompt and answer together; None: unknown, so that
+            only the engine itself refuses longer prompts, with ValueError.
+        stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id`; collectors take them
+            over.
+        takes_media: Whether `sample` takes `media=`, a mapping from "image" and "video" to lists in the order
+            of their placeholders. It is passed if the conversation holds any.
+        sampling: The distribution that it samples from, by which collectors warn of losses that would be
+            biased; None: unknown.
+    """
+
+    context_length: int | None = None
+    stop_token_ids: Sequence[int] = ()
+    takes_media: bool = False
+    sampling: Sampling | None = None
+
+    @abstractmethod
     async def sample(
         self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: OnIds | None = None
     ) -> Sampled:
@@ -101,40 +166,46 @@ class Engine(Protocol):
             InfrastructureError: If the engine is lost or overloaded; the request may be made again.
             ValueError: If the engine cannot take the prompt, such as one longer than its context.
         """
-        ...
 
-    async def update(self, weights: Any) -> int:
-        """Load new weights; requests that run may end with the finish "aborted".
-
-        Args:
-            weights: The weights, in the form that the engine takes; or None, which keeps the weights and
-                counts an update.
+    async def pressure(self) -> EnginePressure | None:
+        """Return how full the engine is, which `max_in_flight="auto"` of a collector follows.
 
         Returns:
-            The new policy version.
+            None, the default, if it can never tell; it is not asked again then.
+
+        Raises:
+            InfrastructureError: If it cannot tell now.
         """
-        ...
+        return None
 
-    async def close(self) -> None:
-        """End all requests and free what the engine holds; may be called again."""
-        ...
+    async def check(self) -> None:
+        """Check that the engine works; an `EnginePool` does so before a lost engine serves again.
+
+        By default, nothing is checked, and the pool tries the engine by one request.
+
+        Raises:
+            InfrastructureError: If it does not work.
+        """
+
+    @property
+    def has_check(self) -> bool:
+        """True if the class overrides `check`."""
+        return type(self).check is not Engine.check
 
 
-@runtime_checkable
-class ChatEngine(Protocol):
+class ChatEngine(BaseEngine, members=("version", "chat", "update", "close")):
     """Answers messages with a message: a model behind an API, a recorded conversation.
 
-    Trajectories over it have no tokens, so that no loss can use them. Many coroutines call `chat` at the same
-    time; a cancelled `chat` ends its request. `ChatEngineContract` tests one.
+    Trajectories over it have no tokens, so that no loss can use them. `ChatEngineContract` tests one. A
+    subclass defines `chat`, `update` and `close`; look-alikes are accepted as those of `Engine` are.
 
     Attributes:
-        version: Policy version: number of weight updates so far.
-        max_concurrent: Number of requests that the engine works on at once.
+        sampling: The options that it samples with, as JSON; evaluations are resumed with the same only.
     """
 
-    version: int
-    max_concurrent: int
+    sampling: Mapping[str, JSON] = MappingProxyType({})
 
+    @abstractmethod
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -157,12 +228,14 @@ class ChatEngine(Protocol):
             EngineUnusable: If the engine refuses every request, which ends the collector.
             ValueError: If the engine cannot take the messages.
         """
-        ...
 
-    async def update(self, weights: Any) -> int:
-        """Load new weights, as `Engine.update` does."""
-        ...
+    def conversation_tokens(self, key: str) -> int | None:
+        """Return the number of tokens of a conversation, prompt and answer, as of its latest response.
 
-    async def close(self) -> None:
-        """End all requests; may be called again."""
-        ...
+        Args:
+            key: Name of the trajectory; 0 if it is unknown.
+
+        Returns:
+            None, the default, if the engine never knows; `max_trajectory_tokens` needs a number.
+        """
+        return None

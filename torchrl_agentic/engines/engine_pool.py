@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, EngineUnusable, OnIds, Sampled
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.pool_engines import Check, PoolEngines, PoolMember
 from torchrl_agentic.engines.pool_state import PoolState, Ticket
 from torchrl_agentic.engines.pool_weights import PoolWeights
-from torchrl_agentic.engines.sampling import sampling_of
+from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 
 __all__ = ["EnginePool"]
 
 
-class EnginePool:
+class EnginePool(Engine):
     """Several engines with the same model, used as one.
 
     Routing: a trajectory stays on the engine that has its prefix in the cache; a new one goes to the engine
@@ -50,7 +51,7 @@ class EnginePool:
         longest_retry_s: Bound on these seconds.
         update_timeout: Seconds after which an engine that loads weights counts as lost; None: no limit.
         check: Called with a lost engine before it is used again; it raises an exception if the engine does
-            not work. None: the engine's own method `check`, if it has one, as `HTTPEngine` does.
+            not work. None: the engine's own `Engine.check`, if it defines one, as `HTTPEngine` does.
         stream: Have all answers streamed, so that the ids sampled so far are kept if a server ends. It costs
             processor time for each piece of an answer. Requests with `on_ids` are streamed in any case.
 
@@ -62,6 +63,7 @@ class EnginePool:
         can_resume: Whether all engines can resume answers.
         takes_media: Whether all engines take images and videos.
         sampling: The distribution that the engines sample from; None: unknown.
+        may_know_cost: Whether one of the engines may know costs.
 
     Raises:
         TypeError: If one of the engines is none, or takes messages.
@@ -80,7 +82,7 @@ class EnginePool:
         check: Check | None = None,
         stream: bool = False,
     ) -> None:
-        self.engines: tuple[Any, ...] = _checked(engines)
+        self.engines = _checked(engines)
         if max_skew not in (0, 1):
             raise ValueError(
                 f"max_skew is 0 or 1, because an update ends when all engines have it; got {max_skew!r}"
@@ -97,13 +99,14 @@ class EnginePool:
             raise TypeError(f"check is an async function of an engine; got {type(check).__name__}")
         limits = [int(engine.max_concurrent) for engine in self.engines]
         self.max_concurrent = sum(limits)
-        lengths = [getattr(engine, "context_length", None) for engine in self.engines]
-        self.context_length: int | None = min((one for one in lengths if one is not None), default=None)
-        stops = (tuple[int, ...](getattr(engine, "stop_token_ids", ())) for engine in self.engines)
+        lengths = [engine.context_length for engine in self.engines]
+        self.context_length = min((one for one in lengths if one is not None), default=None)
+        stops = (engine.stop_token_ids for engine in self.engines)
         self.stop_token_ids = tuple(dict.fromkeys(itertools.chain.from_iterable(stops)))
-        self.can_resume = all(getattr(engine, "can_resume", True) for engine in self.engines)
-        self.takes_media = all(getattr(engine, "takes_media", False) for engine in self.engines)
-        samplings = [sampling_of(engine) for engine in self.engines]
+        self.can_resume = all(engine.can_resume for engine in self.engines)
+        self.takes_media = all(engine.takes_media for engine in self.engines)
+        self.may_know_cost = any(engine.may_know_cost for engine in self.engines)
+        samplings = [engine.sampling for engine in self.engines]
         self.sampling = samplings[0] if samplings.count(samplings[0]) == len(samplings) else None
         self._stream = stream
         self._state = PoolState(
@@ -121,9 +124,14 @@ class EnginePool:
         self._returns: set[asyncio.Task[None]] = set()
 
     @property
-    def version(self) -> int:
+    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Policy version: number of weight updates so far."""
         return self._state.version
+
+    @property
+    def usage(self) -> Usage | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Usage of all engines together; None if one of them does not count it."""
+        return _together([engine.usage for engine in self.engines])
 
     @property
     def members(self) -> tuple[PoolMember, ...]:
@@ -165,7 +173,7 @@ class EnginePool:
             number = await self._route(key, avoid, last)
             ticket = self._state.begin(number, key)
             try:
-                found: Any = await self.engines[number].sample(
+                found = await self.engines[number].sample(
                     ids, max_tokens=max_tokens, key=key, on_ids=heard, **more
                 )
                 return self._answer(ticket, found)
@@ -216,14 +224,12 @@ class EnginePool:
         Raises:
             InfrastructureError: If engines that report cannot be asked now.
         """
-        asked = [
-            (number, ask)
-            for number, one in enumerate(self._state.members)
-            if one.phase == "in" and (ask := getattr(self.engines[number], "pressure", None)) is not None
-        ]
-        answers = await asyncio.gather(*(ask() for _, ask in asked), return_exceptions=True)
+        asked = [one.number for one in self._state.members if one.phase == "in"]
+        answers = await asyncio.gather(
+            *(self.engines[number].pressure() for number in asked), return_exceptions=True
+        )
         found: list[EnginePressure] = []
-        for (number, _), answer in zip(asked, answers, strict=True):
+        for number, answer in zip(asked, answers, strict=True):
             if isinstance(answer, EnginePressure):
                 found.append(answer)
                 before = self._preempted.get(number, answer.preempted)
@@ -258,15 +264,22 @@ class EnginePool:
             if isinstance(error, BaseException):
                 raise error
 
+    def usage_of(self, key: str) -> Usage | None:
+        """Return the usage of one trajectory on all engines; None if one of them does not count it.
+
+        Args:
+            key: Name of the trajectory.
+        """
+        return _together([engine.usage_of(key) for engine in self.engines])
+
     def set_seed(self, seed: int) -> None:
-        """Seed the sampling of the engines that can be seeded, all with the same seed.
+        """Seed the sampling of all engines, with the same seed.
 
         Args:
             seed: The seed.
         """
         for engine in self.engines:
-            if callable(setter := getattr(engine, "set_seed", None)):
-                setter(seed)
+            engine.set_seed(seed)
 
     def __repr__(self) -> str:
         phases = ", ".join(one.phase for one in self._state.members)
@@ -317,18 +330,31 @@ class _Heard:
             self._on_ids(ids)
 
 
-def _checked(engines: Any) -> tuple[Any, ...]:
+def _together(usages: Sequence[Usage | None]) -> Usage | None:
+    """Return the sum of what engines have used; None if one of them is unknown."""
+    known = [one for one in usages if one is not None]
+    return sum(known, Usage()) if len(known) == len(usages) else None
+
+
+def _checked(engines: Any) -> tuple[Engine, ...]:
     """Return the engines of a pool, if they are several that take tokens."""
     if not isinstance(engines, Sequence) or isinstance(engines, str):
         raise TypeError(f"engines is a list of engines; got {type(engines).__name__}")
-    found = tuple(cast("Sequence[Any]", engines))
-    if not found:
+    given = tuple(cast("Sequence[Any]", engines))
+    if not given:
         raise ValueError("a pool needs at least one engine; got none")
-    for number, engine in enumerate(found):
-        if not all(callable(getattr(engine, name, None)) for name in ("sample", "update", "close")):
-            kind = type(engine).__name__
-            more = " A pool takes no engines that answer messages." if hasattr(engine, "chat") else ""
-            raise TypeError(f"engine {number} is no Engine with sample, update and close; got {kind}.{more}")
-        if any(engine is other for other in found[:number]):
+    found: list[Engine] = []
+    for number, item in enumerate(given):
+        try:
+            engine = ensure_engine(item)
+        except TypeError as error:
+            raise TypeError(f"engine {number} of the pool: {error}") from None
+        if not isinstance(engine, Engine):
+            raise TypeError(
+                f"engine {number} of the pool is a {type(item).__name__}, which answers messages; a pool "
+                "takes engines that sample tokens"
+            )
+        if engine in found:
             raise ValueError(f"engine {number} is in the pool twice; make one object per server")
-    return found
+        found.append(engine)
+    return tuple(found)

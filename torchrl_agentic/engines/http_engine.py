@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic_core import from_json, to_json
 
-from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.http_session import HTTPSession
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
@@ -54,7 +54,7 @@ _FINISHES: Mapping[str, Finish] = {
 }
 
 
-class HTTPEngine:
+class HTTPEngine(Engine):
     """Samples with a server that takes and gives token ids.
 
     vLLM: `vllm serve MODEL --tokens-only` or `--enable-scale-out`, which have `/inference/v1/generate`. For

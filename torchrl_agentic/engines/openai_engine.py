@@ -118,6 +118,8 @@ class OpenAIEngine(ChatEngine):
         ValueError: If an argument is out of range, or there is no key.
     """
 
+    usage: Usage
+
     def __init__(
         self,
         model: str,
@@ -173,8 +175,12 @@ class OpenAIEngine(ChatEngine):
         self._usages: dict[str, tuple[Usage, int]] = {}
         """(usage, tokens of the latest request) by trajectory."""
 
+    def describe(self) -> str:
+        """Return the class of the engine and its model."""
+        return f"OpenAIEngine {self.model}"
+
     @property
-    def sampling(self) -> dict[str, JSON]:
+    def sampling(self) -> dict[str, JSON]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The options of sampling that were given, as JSON; evaluations are resumed with the same only."""
         options: dict[str, JSON] = {**self._options, "seed": self._seed, **self._extra_body}
         return {name: value for name, value in options.items() if value is not None}
@@ -197,7 +203,7 @@ class OpenAIEngine(ChatEngine):
         return self._usages.get(key, _UNUSED)[1]
 
     @property
-    def may_know_cost(self) -> bool:
+    def may_know_cost(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True with a `price`, or if the service may report the cost, as OpenRouter does; OpenAI does not."""
         host = urllib.parse.urlsplit(self._url).hostname or ""
         return self._price is not None or not host.endswith(("openai.com", ".azure.com"))
@@ -248,7 +254,7 @@ class OpenAIEngine(ChatEngine):
         except _Refused as refused:
             return Message("assistant", "", is_complete=False, refusal=str(refused))
         used = Usage.of_response(completion.usage, self._price)
-        self.usage += used
+        self.usage += used  # pyright: ignore[reportIncompatibleVariableOverride]  it is never None
         before, _ = self._usages.pop(key, _UNUSED)
         self._usages[key] = before + used, used.tokens
         if len(self._usages) > USAGES_KEPT:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torchrl_agentic.engines.base import Engine, EngineUnusable
 from torchrl_agentic.engines.pool_state import Phase, PoolState, Ticket
@@ -45,7 +45,7 @@ class PoolEngines:
     Args:
         engines: The engines.
         state: Their state.
-        check: Checks a lost engine; None: the engine's own method `check`, if it has one.
+        check: Checks a lost engine; None: the engine's own `Engine.check`, if it defines one.
 
     Attributes:
         engines: The engines.
@@ -53,7 +53,7 @@ class PoolEngines:
         is_closed: Whether the pool is closed.
     """
 
-    def __init__(self, engines: Sequence[Any], state: PoolState, check: Check | None) -> None:
+    def __init__(self, engines: Sequence[Engine], state: PoolState, check: Check | None) -> None:
         self.engines, self.state = tuple(engines), state
         self.is_closed = False
         self._check = check
@@ -151,7 +151,7 @@ class PoolEngines:
         when = f"the next is tried in {max(0.0, soon - now):.1f} s"
         return InfrastructureError(f"all {len(members)} engines of the pool are out; {when}. {reasons}")
 
-    def check_of(self, engine: Any) -> Callable[[], Awaitable[object]] | None:
+    def check_of(self, engine: Engine) -> Callable[[], Awaitable[object]] | None:
         """Return the check of an engine, if it has one.
 
         Args:
@@ -159,7 +159,7 @@ class PoolEngines:
         """
         if (check := self._check) is not None:
             return lambda: check(engine)
-        return cast("Callable[[], Awaitable[object]] | None", getattr(engine, "check", None))
+        return engine.check if engine.has_check else None
 
     def _name(self, number: int) -> str:
         return f"engine {number} ({type(self.engines[number]).__name__})"

@@ -59,13 +59,13 @@ class Sampling:
         return cls(temperature, at, ", ".join(others) if temperature else "")
 
 
-def sampling_of(sampler: object) -> Sampling | None:
-    """Return the distribution that an engine or a policy samples from; None: unknown.
+def sampling_of(policy: object) -> Sampling | None:
+    """Return the distribution that a policy samples from; None: unknown.
 
     Args:
-        sampler: The engine or policy, which tells it as its attribute `sampling`.
+        policy: The policy, of any class; `agent_policy` and engines tell it as the attribute `sampling`.
     """
-    found = getattr(sampler, "sampling", None)
+    found = getattr(policy, "sampling", None)
     return found if isinstance(found, Sampling) else None
 
 

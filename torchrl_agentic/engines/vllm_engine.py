@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torchrl_agentic.engines.base import EnginePressure, Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.weights import (
@@ -55,7 +55,7 @@ _MAX_NUM_SEQS = 256  # of vLLM, if the arguments leave it out
 _STICKY_KEYS = 65_536
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples with vLLM.
 
     An answer ends with one of the stop ids, and with no other token. The pad token is never sampled, because

@@ -22,7 +22,7 @@ class BoundedChat(ChatEngine):
         max_tokens: Upper bound on the tokens of a trajectory, prompt and answers together.
     """
 
-    def __init__(self, engine: Any, max_tokens: int) -> None:
+    def __init__(self, engine: ChatEngine, max_tokens: int) -> None:
         check_count("max_trajectory_tokens", max_tokens, optional=False)
         self._engine, self._max_tokens = engine, max_tokens
 
@@ -49,7 +49,7 @@ class BoundedChat(ChatEngine):
         Raises:
             ContextExceeded: If the latest response of the trajectory has reached the bound.
         """
-        left = self._max_tokens - self._engine.conversation_tokens(key)
+        left = self._max_tokens - (self._engine.conversation_tokens(key) or 0)
         if left <= 0:
             raise ContextExceeded(f"{key} has reached max_trajectory_tokens={self._max_tokens}")
         bound = min(max_tokens, left)

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.failures import FailedTask
@@ -20,7 +19,7 @@ from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.rollout_loop import CollectorError
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.dispatch.threads import WorkerThreads
-from torchrl_agentic.engines.base import EngineUnusable
+from torchrl_agentic.engines.base import ChatEngine, Engine, EngineUnusable
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.evaluation.eval_folder import EvalFolder
@@ -105,8 +104,8 @@ class EvalRun:
         self._running: dict[int, tuple[Task, Task, int]] = {}
         """(as it runs, as it was given, epoch) by the id of a task that runs."""
         self._scored: dict[str, tuple[dict[str, Score], dict[str, str], Usage]] = {}
-        self._metered: Any = None
-        self._meters: list[tuple[Any, Usage]] = []
+        self._metered: Engine | ChatEngine | None = None
+        self._meters: list[tuple[Engine | ChatEngine, Usage]] = []
         """Engines that count what they use, each with its usage when the evaluation began."""
         self._counted = Usage()
         """Usage of earlier programs, and of an engine that does not count by itself."""
@@ -170,7 +169,9 @@ class EvalRun:
             "tasks": [task.name for task in self._tasks],
         }
 
-    def meter(self, engine: Any, of_scorers: Sequence[Any], *, has_tokens: bool) -> None:
+    def meter(
+        self, engine: Engine | ChatEngine, of_scorers: Sequence[Engine | ChatEngine], *, has_tokens: bool
+    ) -> None:
         """Begin to count what the engines use.
 
         Args:
@@ -181,7 +182,7 @@ class EvalRun:
         self._has_tokens = has_tokens
         self._metered = engine if is_metered(engine) else None
         counting = [*(() if self._metered is None else (engine,)), *of_scorers]
-        self._meters = [(one, one.usage) for one in {id(one): one for one in counting}.values()]
+        self._meters = [(one, _known(one.usage, one)) for one in {id(one): one for one in counting}.values()]
         self._check_limits()
 
     async def admitted(self, shown: Callable[[Task], Task]) -> AsyncIterator[Task]:
@@ -229,7 +230,7 @@ class EvalRun:
         """Return the usage of a trajectory; count it, and stop if all together is too much."""
         used = Usage()
         if trajectory is not None and self._metered is not None:
-            used = self._metered.usage_of(trajectory.name)
+            used = _known(self._metered.usage_of(trajectory.name), self._metered)
         elif trajectory is not None:
             used = usage_of_tokens(trajectory)
             with self._usage_lock:
@@ -246,7 +247,7 @@ class EvalRun:
     @property
     def _metered_usage(self) -> Usage:
         """Usage in this program of the engines that count by themselves."""
-        return _sum(Usage(), *(_sum(one.usage, _negative(base)) for one, base in self._meters))
+        return _sum(Usage(), *(_sum(_known(one.usage, one), _negative(base)) for one, base in self._meters))
 
     def _check_limits(self) -> None:
         used = self._metered_usage
@@ -402,13 +403,20 @@ class EvalRun:
                 self._folder.close()
 
 
-def is_metered(engine: Any) -> bool:
+def is_metered(engine: Engine | ChatEngine) -> bool:
     """Return True if an engine counts what it uses, in all and by trajectory.
 
     Args:
-        engine: An engine, or a model.
+        engine: The engine.
     """
-    return isinstance(getattr(engine, "usage", None), Usage) and callable(getattr(engine, "usage_of", None))
+    return engine.usage is not None and engine.usage_of("") is not None
+
+
+def _known(usage: Usage | None, engine: Engine | ChatEngine) -> Usage:
+    """Return the usage of an engine that counts it, and may not cease to do so."""
+    if usage is None:
+        raise TypeError(f"{engine.describe()} counts its usage, but returned None for it")
+    return usage
 
 
 def _negative(usage: Usage) -> Usage:

@@ -7,14 +7,14 @@ import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.usage import Usage
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.errors import check_above_zero, check_count
 from torchrl_agentic.evaluation.bounded_chat import BoundedChat
 from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
@@ -149,16 +149,19 @@ def evaluate(
     by_name = _named(scorers)
     ks = checked_pass_at(pass_at, epochs)
     is_engine = isinstance(engine, Engine | ChatEngine) and not _is_model(engine)
-    if is_engine and temperature is not None:
-        raise ValueError("an engine has a temperature of its own: set it there, not in evaluate()")
-    takes_messages = is_engine and not callable(getattr(engine, "sample", None))
+    if is_engine:
+        engine = ensure_engine(engine)
+        if temperature is not None:
+            raise ValueError("an engine has a temperature of its own: set it there, not in evaluate()")
+    takes_messages = is_engine and not isinstance(engine, Engine)
     limits = {
         "max_total_tokens": max_total_tokens,
         "max_cost": max_cost,
         "max_trajectory_tokens": max_trajectory_tokens,
     }
     reading = tuple(name for name, value in limits.items() if value is not None)
-    _check_limits(engine, scorer_engines, reading, takes_messages=takes_messages)
+    metering = [_metering(one) for one in scorer_engines]
+    _check_limits(engine if is_engine else None, metering, reading)
     transforms = tools
     if not _is_transform(tools):
         transforms = ToolCompose(
@@ -178,9 +181,9 @@ def evaluate(
     if not shows_tools:
         options.setdefault("tools", ())
     described: dict[str, JSON] = {
-        "engine": _describe_engine(engine),
+        "engine": engine.describe() if is_engine else _describe_model(engine),
         "temperature": temperature,
-        "sampling": getattr(engine, "sampling", {}),
+        "sampling": _sampling_of(engine) if is_engine else {},
         "max_turns": max_turns,
         "max_new_tokens": max_new_tokens,
         "max_trajectory_tokens": max_trajectory_tokens,
@@ -206,10 +209,10 @@ def evaluate(
             temperature=1.0 if temperature is None else temperature,
             constraint={"tool_choice": tool_choice, "parser": compose.parser, "tools": compose.tools},
         )
-        run.meter(made, scorer_engines, has_tokens=has_tokens)
-        asked: Any = made
-        if takes_messages and max_trajectory_tokens is not None:
-            asked = BoundedChat(asked, max_trajectory_tokens)
+        run.meter(made, metering, has_tokens=has_tokens)
+        asked = made
+        if takes_messages and isinstance(made, ChatEngine) and max_trajectory_tokens is not None:
+            asked = BoundedChat(made, max_trajectory_tokens)
 
         def shown(task: Task) -> Task:
             if shows_tools:
@@ -312,29 +315,43 @@ def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> 
     return found
 
 
+def _metering(item: Any) -> Engine | ChatEngine:
+    """Return one of the `scorer_engines`, if it counts what it uses."""
+    engine = ensure_engine(item)
+    if engine.usage is None:
+        raise TypeError(f"scorer_engines are engines with a usage; {engine.describe()} has none")
+    return engine
+
+
 def _check_limits(
-    engine: Any, scorer_engines: Sequence[Any], given: Sequence[str], *, takes_messages: bool
+    engine: Engine | ChatEngine | None, metering: Sequence[Engine | ChatEngine], given: Sequence[str]
 ) -> None:
-    """Raise ValueError for a limit that can never be reached, since nothing reports what it is about."""
-    for one in scorer_engines:
-        if not isinstance(getattr(one, "usage", None), Usage):
-            raise TypeError(f"scorer_engines are engines with a usage; got {type(one).__name__}")
-    name = type(engine).__name__
-    priced = [*((engine,) if is_metered(engine) else ()), *scorer_engines]
-    if "max_cost" in given and not any(getattr(one, "may_know_cost", True) for one in priced):
+    """Raise ValueError for a limit that can never be reached, since nothing reports what it is about.
+
+    Args:
+        engine: The engine of the trajectories; None: a model.
+        metering: The engines of scorers.
+        given: The limits that there are.
+    """
+    is_counted = engine is not None and is_metered(engine)
+    priced = [*metering, *((engine,) if engine is not None and is_counted else ())]
+    if "max_cost" in given and not any(one.may_know_cost for one in priced):
+        name = "a model" if engine is None else engine.describe()
         raise ValueError(
             f"max_cost needs an engine that knows its cost, and {name} does not: give a price, as "
             "OpenAIEngine(..., price=Price(...)) or 'price:' of a YAML file, or leave out max_cost"
         )
-    if "max_total_tokens" in given and takes_messages and not is_metered(engine):
+    if engine is None or isinstance(engine, Engine):
+        return
+    if "max_total_tokens" in given and not is_counted:
         raise ValueError(
-            f"max_total_tokens needs an engine that counts its tokens: {name} has no usage and usage_of"
+            f"max_total_tokens needs an engine that counts its tokens: {engine.describe()} has no usage and "
+            "usage_of"
         )
-    counts = callable(getattr(engine, "conversation_tokens", None))
-    if "max_trajectory_tokens" in given and takes_messages and not counts:
+    if "max_trajectory_tokens" in given and engine.conversation_tokens("") is None:
         raise ValueError(
             "max_trajectory_tokens needs an engine that takes tokens, or knows those of its conversations: "
-            f"{name} has no conversation_tokens"
+            f"{engine.describe()} has no conversation_tokens"
         )
 
 
@@ -349,12 +366,17 @@ def _is_model(engine: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "vllm" for kind in type(engine).__mro__)
 
 
-def _describe_engine(engine: Any) -> str:
-    """Return the class of an engine or model, and the name of its model if it says it."""
-    model: Any = getattr(engine, "model", None)
-    path: Any = getattr(getattr(engine, "config", None), "name_or_path", None)
-    named = model if isinstance(model, str) else path if isinstance(path, str) else ""
-    return f"{type(engine).__name__} {named}".strip()
+def _describe_model(model: Any) -> str:
+    """Return the class of a model, and its name or path if it has one."""
+    path: Any = getattr(getattr(model, "config", None), "name_or_path", None)
+    return f"{type(model).__name__} {path if isinstance(path, str) else ''}".strip()
+
+
+def _sampling_of(engine: Engine | ChatEngine) -> JSON:
+    """Return what an engine samples from, as JSON; evaluations are resumed with the same only."""
+    if not isinstance(engine, Engine):
+        return dict(engine.sampling)
+    return {} if engine.sampling is None else asdict(engine.sampling)
 
 
 def _digest(*content: Any) -> str:

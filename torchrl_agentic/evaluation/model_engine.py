@@ -9,6 +9,7 @@ import torch
 
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.lock_step import LockStep
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.engines.vllm_engine import VLLMEngine
 from torchrl_agentic.rollout.policies import agent_policy
@@ -115,7 +116,7 @@ def engine_of(
     if constraint["tool_choice"] is not None:
         raise ValueError("structural tags need vLLM; other engines constrain answers by their own options")
     if isinstance(model, Engine | ChatEngine):
-        return model
+        return ensure_engine(model)
     if callable(getattr(model, "generate", None)) and hasattr(model, "get_input_embeddings"):
         seed = int(torch.randint(2**62, ()).item())  # so that torch.manual_seed makes runs repeat
         return TransformersEngine(

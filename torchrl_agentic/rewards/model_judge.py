@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.control_tokens import escape_control_tokens
@@ -133,14 +134,13 @@ class ModelJudge:
         max_tokens: int = 1024,
         engine_retries: int = 3,
     ) -> None:
-        if callable(getattr(engine, "chat", None)) and hasattr(engine, "version"):
-            self._engine: ChatEngine = cast("ChatEngine", engine)
-        elif callable(getattr(engine, "sample", None)):
-            if tokenizer is None:
-                raise TypeError("this engine takes tokens: ModelJudge(engine, tokenizer=tokenizer)")
-            self._engine = TokenChat(cast("Engine", engine), tokenizer)
+        found = ensure_engine(engine)
+        if isinstance(found, ChatEngine):
+            self._engine = found
+        elif tokenizer is None:
+            raise TypeError("this engine takes tokens: ModelJudge(engine, tokenizer=tokenizer)")
         else:
-            raise TypeError(f"engine is a ChatEngine or an Engine; got {type(engine).__name__}")
+            self._engine = TokenChat(found, tokenizer)
         self.grades = {"C": 1.0, "I": 0.0} if grades is None else {**grades}
         _check_grades(self.grades)
         if criteria is None and set(self.grades) != {"C", "I"}:
@@ -247,7 +247,7 @@ class ModelJudge:
         return min(given, key=lambda grade: abs(self.grades[grade] - value))
 
     def __repr__(self) -> str:
-        return f"ModelJudge({type(self._engine).__name__}, grades={self.grades})"
+        return f"ModelJudge({self._engine.describe()}, grades={self.grades})"
 
 
 def _check_grades(grades: Mapping[str, float]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ChatEngine, Engine
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
 from torchrl_agentic.tokens.writer import ChatEncoder
@@ -21,12 +22,20 @@ class TokenChat(ChatEngine):
         engine: Samples the answers.
         tokenizer: Tokenizer of its model, with a chat template.
         options: Further arguments of `ChatEncoder`, such as `template_kwargs` and `stop_token_ids`.
+
+    Raises:
+        TypeError: If the engine takes messages.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, **options: Any) -> None:
-        self._engine = engine
+        found = ensure_engine(engine)
+        if not isinstance(found, Engine):
+            raise TypeError(
+                f"TokenChat takes an engine of tokens; {found.describe()} answers messages already"
+            )
+        self._engine = found
         given: dict[str, Any] = {"use_inference_chat_template": True, **options}
-        self._encoder = ChatEncoder(tokenizer, **given).with_stop_ids(getattr(engine, "stop_token_ids", ()))
+        self._encoder = ChatEncoder(tokenizer, **given).with_stop_ids(self._engine.stop_token_ids)
         self._markers = tuple(control_tokens_of(tokenizer).values())
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,8 +12,10 @@ import pytest
 import pytest_asyncio
 
 from torchrl_agentic.engines.base import ChatEngine
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import Message
+from torchrl_agentic.testing.contracts.engine_contract import check_members, check_usage
 
 
 class ChatEngineContract:
@@ -38,7 +41,8 @@ class ChatEngineContract:
     @pytest_asyncio.fixture
     async def engine(self) -> AsyncGenerator[ChatEngine]:
         """Yield a fresh engine, and close it."""
-        engine = await self.make()
+        engine = ensure_engine(await self.make())
+        assert isinstance(engine, ChatEngine)
         try:
             yield engine
         finally:
@@ -72,9 +76,27 @@ class ChatEngineContract:
 
     @pytest.mark.asyncio
     async def test_it_has_the_members_of_a_chat_engine(self, engine: ChatEngine) -> None:
-        assert isinstance(engine, ChatEngine)
-        assert engine.max_concurrent >= 1
-        assert isinstance(engine.version, int)
+        check_members(engine)
+        json.dumps(dict(engine.sampling), allow_nan=False)
+
+    @pytest.mark.asyncio
+    async def test_requests_are_counted_in_all_and_by_trajectory_or_not_at_all(
+        self, engine: ChatEngine
+    ) -> None:
+        before = engine.usage
+        await self.ask(engine, "task/0")
+        check_usage(engine, before, "task/0")
+
+    @pytest.mark.asyncio
+    async def test_the_tokens_of_a_conversation_are_a_number_or_never_known(self, engine: ChatEngine) -> None:
+        await self.ask(engine, "task/0")
+        found, of_none = engine.conversation_tokens("task/0"), engine.conversation_tokens("task/1")
+        assert found is None if of_none is None else found is not None and found >= of_none == 0
+
+    @pytest.mark.asyncio
+    async def test_an_engine_answers_after_it_was_seeded(self, engine: ChatEngine) -> None:
+        engine.set_seed(7)
+        await self.ask(engine, "task/0")
 
     @pytest.mark.asyncio
     async def test_it_answers_a_question_and_what_follows_the_answer(self, engine: ChatEngine) -> None:

@@ -11,8 +11,44 @@ from typing import Any, ClassVar
 import pytest
 import pytest_asyncio
 
-from torchrl_agentic.engines.base import Engine, EnginePressure, Sampled
+from torchrl_agentic.engines.base import BaseEngine, Engine, EnginePressure, Sampled
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.sampling import Sampling
+from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError
+
+
+def check_members(engine: BaseEngine) -> None:
+    """Check the members that all engines have.
+
+    Args:
+        engine: The engine.
+    """
+    assert isinstance(engine.version, int)
+    assert engine.version >= 0
+    assert isinstance(engine.max_concurrent, int)
+    assert engine.max_concurrent >= 1
+    assert isinstance(engine.can_resume, bool)
+    assert isinstance(engine.may_know_cost, bool)
+    assert engine.describe()
+
+
+def check_usage(engine: BaseEngine, before: Usage | None, key: str) -> None:
+    """Check what an engine counts after its first request.
+
+    Args:
+        engine: The engine.
+        before: Its usage before.
+        key: Name of the trajectory of the request.
+    """
+    own, of_none = engine.usage_of(key), engine.usage_of("a trajectory without requests")
+    assert (own is None) == (of_none is None)
+    if own is not None:
+        assert (own.requests, of_none) == (1, Usage())
+        assert engine.usage is not None, "what is counted by trajectory is counted in all"
+    if before is not None:
+        assert engine.usage is not None
+        assert engine.usage.requests == before.requests + 1
 
 
 class EngineContract:
@@ -52,11 +88,17 @@ class EngineContract:
     @pytest_asyncio.fixture
     async def engine(self) -> AsyncGenerator[Engine]:
         """Yield a fresh engine, and close it."""
-        engine = await self.make()
+        engine = await self.made()
         try:
             yield engine
         finally:
             await engine.close()
+
+    async def made(self) -> Engine:
+        """Return a fresh engine, which is adapted if it only looks like one."""
+        engine = ensure_engine(await self.make())
+        assert isinstance(engine, Engine)
+        return engine
 
     def prompt(self, number: int) -> Sequence[int]:
         """Return one of the prompts.
@@ -96,17 +138,60 @@ class EngineContract:
 
     @pytest.mark.asyncio
     async def test_it_has_the_members_of_an_engine(self, engine: Engine) -> None:
-        assert isinstance(engine, Engine)
-        assert engine.max_concurrent >= 1
-        assert isinstance(engine.version, int)
+        check_members(engine)
+        assert isinstance(engine.takes_media, bool)
+        assert engine.context_length is None or engine.context_length >= 1
+        assert all(isinstance(token, int) for token in engine.stop_token_ids)
+        assert isinstance(engine.sampling, Sampling | None)
+
+    @pytest.mark.asyncio
+    async def test_an_answer_ends_with_one_of_the_stop_ids_that_the_engine_names(
+        self, engine: Engine
+    ) -> None:
+        found = await self.sample(engine, "task/0")
+        assert not engine.stop_token_ids or found.ids[-1] in engine.stop_token_ids
+
+    @pytest.mark.asyncio
+    async def test_a_prompt_that_fills_the_context_is_a_value_error(self, engine: Engine) -> None:
+        length = engine.context_length
+        if length is not None:
+            prompt = list(itertools.islice(itertools.cycle(self.prompt(0)), length))
+            with pytest.raises(ValueError, match=str(length)):
+                await engine.sample(prompt, max_tokens=1, key="task/0")
+
+    @pytest.mark.asyncio
+    async def test_an_engine_that_takes_media_takes_none_too(self, engine: Engine) -> None:
+        if engine.takes_media:
+            sees: Any = engine
+            async with asyncio.timeout(self.patience_s):
+                found = await sees.sample(self.prompt(0), max_tokens=self.max_tokens, key="task/0", media={})
+            self.check_form(found)
+
+    @pytest.mark.asyncio
+    async def test_a_check_passes_while_the_engine_works_and_fails_once_it_is_closed(self) -> None:
+        engine = await self.made()
+        async with asyncio.timeout(self.patience_s):
+            await engine.check()
+            await engine.close()
+            if engine.has_check:
+                with pytest.raises(InfrastructureError):
+                    await engine.check()
+
+    @pytest.mark.asyncio
+    async def test_an_engine_samples_after_it_was_seeded(self, engine: Engine) -> None:
+        engine.set_seed(7)
+        assert (await self.sample(engine, "task/0")).finish == "stop"
+
+    @pytest.mark.asyncio
+    async def test_requests_are_counted_in_all_and_by_trajectory_or_not_at_all(self, engine: Engine) -> None:
+        before = engine.usage
+        await self.sample(engine, "task/0")
+        check_usage(engine, before, "task/0")
 
     @pytest.mark.asyncio
     async def test_the_pressure_is_a_share_and_counts_or_unknown(self, engine: Engine) -> None:
-        pressure = getattr(engine, "pressure", None)
-        if pressure is None:
-            return
         await self.sample(engine, "task/0")
-        found = await pressure()
+        found = await engine.pressure()
         if found is not None:
             assert isinstance(found, EnginePressure)
             assert 0 <= found.kv_use <= 1
@@ -266,6 +351,7 @@ class EngineContract:
             assert pieces[number] == list(first.ids)
             assert first.version in (None, before, before + 1)
             if first.finish == "aborted":
+                assert engine.can_resume
                 assert not first.ids or first.version in (None, before)
             ids, last = list(first.ids), first
             if first.finish == "aborted":
@@ -299,7 +385,7 @@ class EngineContract:
 
     @pytest.mark.asyncio
     async def test_closing_twice_is_closing_once_and_ends_what_runs(self) -> None:
-        engine = await self.make()
+        engine = await self.made()
         count = min(engine.max_concurrent + 2, 8)
         tasks = [
             asyncio.create_task(engine.sample(self.prompt(n), max_tokens=self.max_tokens, key=f"task/{n}"))

@@ -13,6 +13,7 @@ import pytest
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.engines.base import ChatEngine
 from torchrl_agentic.messages import Message, Status
 from torchrl_agentic.testing.finished import finished_trajectory
 from torchrl_agentic.trajectory.score import Score, Scorer, score_with
@@ -143,10 +144,10 @@ class ScorerContract:
                 assert found.score.value == alone.value
 
 
-class _Replay:
+class _Replay(ChatEngine):
     """A chat engine that says the messages of a trajectory again."""
 
-    version, max_concurrent = 0, 1
+    max_concurrent = 1
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._texts = list(trajectory.texts)
