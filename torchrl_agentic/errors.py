@@ -72,6 +72,14 @@ class UserFailed(InfrastructureError):
     """
 
 
+class ContextExceeded(ValueError):
+    """A conversation is longer than the model takes; raised by `ChatEngine.chat`, it ends a trajectory."""
+
+
+class RewardError(RuntimeError):
+    """A trajectory has no reward: a function or a tool that gives one raised, or it is not finite."""
+
+
 class InvalidTask(Exception):
     """Statement of a reward function, a tool's `final_reward` or a simulated user that a task cannot be used.
 

@@ -1,4 +1,4 @@
-"""The few tensors that both borders make: columns of numbers, the state that tools see, masks of rows."""
+"""What both borders need of torch and TorchRL: a few tensors, and the transforms inside a `Compose`."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from tensordict import TensorDict
+from torchrl.envs.transforms import Compose
 
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.row_data import HIDDEN_STATE, without_answers
@@ -63,3 +64,12 @@ def reset_tools(tools: Sequence[Tool], chosen: Sequence[bool]) -> None:
         for tool in tools:
             if hasattr(tool.unwrapped, "reset_rows"):
                 cast("Any", tool.unwrapped).reset_rows(flat, flat)
+
+
+def leaves(transform: object) -> Iterator[object]:
+    """Yield the transforms inside a `Compose` at any depth, in order; a `ToolCompose` is one transform."""
+    if type(transform) is Compose:
+        for inner in transform.transforms:
+            yield from leaves(inner)
+    else:
+        yield transform

@@ -9,8 +9,8 @@ from helpers.collector_runs import SetClock, one_batch, stats_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.trajectory.span import Span
 from torchrl_agentic.collectors.stats import CollectorStats
+from torchrl_agentic.trajectory.span import Span
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
 from torchrl_agentic.collectors.admission import Admission
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.batching import collector_batch
 from torchrl_agentic.collectors.branching import Branching, check_branches
 from torchrl_agentic.collectors.capacity import Capacity
@@ -65,9 +64,11 @@ from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, warn_of_bias
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder
+from torchrl_agentic.tensors import leaves
 from torchrl_agentic.tokens.model_problems import model_problems
 from torchrl_agentic.tokens.writer import check_tokenizer
 from torchrl_agentic.trajectory.score import Score, Scorer, score_with
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.task import check_tool_names
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
@@ -288,8 +289,8 @@ class AgentCollector(BaseCollector):
         if workers is not None and not isinstance(cast("object", workers), Workers):
             raise TypeError(f"workers is RayWorkers(8), or another Workers; got {workers!r:.80}")
         is_factory = workers is not None and callable(transforms) and not isinstance(transforms, Transform)
-        self._agent = Agent(
-            transforms() if is_factory else transforms,
+        self._spec = TrajectorySpec.of(
+            list(leaves(transforms() if is_factory else transforms)),
             tokenizer if takes_tokens else None,
             max_turns=max_turns,
             tokenizer_options=options,
@@ -297,13 +298,13 @@ class AgentCollector(BaseCollector):
         )
         if isinstance(tasks, Sequence | TaskStream):  # others are read one by one
             given = tasks.tasks if isinstance(tasks, TaskStream) else tasks
-            check_tool_names(given, self._agent.dispatcher.bound)
-        if takes_tokens and self._agent.encoder is None:
+            check_tool_names(given, self._spec.dispatcher.bound)
+        if takes_tokens and self._spec.encoder is None:
             raise ValueError("the engine takes tokens: pass tokenizer=, the tokenizer of its model")
         if branching is not None:
             if not isinstance(cast("object", branching), Branching):
                 raise TypeError(f"branching is a Branching; got {type(branching).__name__}")
-            check_branches(self._agent)
+            check_branches(self._spec)
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
@@ -337,7 +338,7 @@ class AgentCollector(BaseCollector):
             from torchrl_agentic.collectors.worker_spec import WorkerSpec, check_limiters
 
             if is_factory:
-                check_limiters(self._agent)
+                check_limiters(self._spec)
             workers.check()
             encoder_of = tokenizer if takes_tokens else None
             self._workers_name = uuid.uuid4().hex
@@ -410,12 +411,12 @@ class AgentCollector(BaseCollector):
             self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
         permits = self._permits()
         self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=self._iter + 1)
-        encoder = self._agent.encoder
+        encoder = self._spec.encoder
         if encoder is not None:
             for line in model_problems(
                 encoder.tokenizer,
                 encoder=encoder,
-                parser=self._agent.parser,
+                parser=self._spec.parser,
                 temperature=self._temperature_of_batches,
             ):
                 logger.warning("%s", line)
@@ -431,7 +432,7 @@ class AgentCollector(BaseCollector):
             version_base=self._version_base,
         )
         rollouts = RolloutLoop(
-            self._agent,
+            self._spec,
             requests,
             self._tasks,
             admission=self._admission,
@@ -458,7 +459,7 @@ class AgentCollector(BaseCollector):
             return None
         from torchrl_agentic.collectors.worker_pool import Shared, WorkerPool
 
-        shared = Shared(self._agent, requests, self._options.reward)
+        shared = Shared(self._spec, requests, self._options.reward)
         return WorkerPool(self._workers, self._worker_spec, shared, name=self._workers_name)
 
     def _permits(self) -> RequestPermits | None:
@@ -551,7 +552,7 @@ class AgentCollector(BaseCollector):
 
     def _check_batches(self) -> None:
         """Raise TypeError if there are no tokens to make batches of; log once that there is no reward."""
-        encoder = self._agent.encoder
+        encoder = self._spec.encoder
         if encoder is None or encoder.use_inference_chat_template:
             raise TypeError(
                 "these trajectories have no tokens to train on, since the engine takes messages, or each "
@@ -561,7 +562,7 @@ class AgentCollector(BaseCollector):
             return
         self._has_warned = True
         warn_of_bias(self._sampling)
-        if not (self._options.reward or self._agent.has_rewards):
+        if not (self._options.reward or self._spec.has_rewards):
             logger.warning(
                 "no reward: the rewards and advantages of all batches are 0. Pass reward=, or add an "
                 "AnswerRewardTransform, or a ToolRewardTransform for the rewards that tools return"
@@ -588,7 +589,7 @@ class AgentCollector(BaseCollector):
 
     def _record_groups(self, groups: list[Group], batch: LazyStackedTensorDict) -> None:
         """Pass the groups of a batch, with their advantages, on to the recorder."""
-        hook = self._agent.hook
+        hook = self._spec.hook
         if hook is None:
             return
         rows = iter([row for row in batch.tensordicts if row["next", "done"].all()])
@@ -631,8 +632,8 @@ class AgentCollector(BaseCollector):
         Returns:
             The new policy version.
         """
-        if self._agent.hook is not None:
-            self._agent.hook.weights_updated()
+        if self._spec.hook is not None:
+            self._spec.hook.weights_updated()
         updater, running = self._weight_updater, self._running
         push = None if updater is None else lambda: updater.push_weights(weights)
         given = named_weights(weights) if push is None else None
@@ -825,7 +826,7 @@ class AgentCollector(BaseCollector):
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"AgentCollector({self._agent.compose!r}, engine={self.engine.describe()})"
+        return f"AgentCollector({self._spec.compose!r}, engine={self.engine.describe()})"
 
 
 class _NotHere(CollectorError):

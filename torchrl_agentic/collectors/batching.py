@@ -16,10 +16,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from torchrl_agentic.collectors.segments import Segment, segments_of
 from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.columns import COLUMNS, KEY
 from torchrl_agentic.trajectory.reasons import NUMBER_OF
 from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.trajectory.tree_advantages import tree_advantage
-from torchrl_agentic.transforms import specs
 
 
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
@@ -80,42 +80,45 @@ def collector_batch(
         has_trees: Whether trajectories may have forked, which gives each `Segment` a row of its own.
     """
     rows: list[TensorDictBase] = []
-    scores = [one.score for _, trajectories in groups for one in trajectories]
+    every = [one for _, trajectories in groups for one in trajectories]
+    names = {name: column.kind for name, column in COLUMNS.items() if column.kind is not list}
+    for one in every:
+        names.update((name, type(value)) for name, value in one.columns.items() if name not in names)
+    scores = [one.score for one in every]
     parts = sorted({name for score in scores if score is not None for name in score.parts})
     for number, trajectories in groups:
         if has_trees and any(trajectory.forks for trajectory in trajectories):
-            rows += (_segment_row(segment, number, parts) for segment in segments_of(trajectories))
+            rows += (_segment_row(segment, number, names, parts) for segment in segments_of(trajectories))
             continue
         rewards = torch.tensor([float(one.reward) for one in trajectories], dtype=torch.float64)
         advantages = group_advantage(rewards, len(trajectories))
         for trajectory, advantage in zip(trajectories, advantages, strict=True):
-            row = _row(trajectory, number, advantage, parts)
+            row = _row(trajectory, number, advantage, names, parts)
             rows.append(_mark_shared(row, 0, trajectory.path) if has_trees else row)
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
-def _segment_row(segment: Segment, group: int, parts: Sequence[str]) -> TensorDictBase:
+def _segment_row(
+    segment: Segment, group: int, names: Mapping[str, type], parts: Sequence[str]
+) -> TensorDictBase:
     """Return the row of a segment: its trajectory up to its end, of which only its own tokens count."""
     trajectory = segment.trajectory
     if not segment.is_leaf:
         assert trajectory.ledger is not None
         fork = trajectory.forks[len(segment.path) - 1]
-        turns = trajectory.turns[: fork.n_turns]
         trajectory = replace(
             trajectory,
-            turns=turns,
+            turns=trajectory.turns[: fork.n_turns],
             reason="",
             terminated=False,
             truncated=False,
             ledger=trajectory.ledger.copy(segment.stop),
-            tool_reward=sum(one.reward or 0.0 for turn in turns for one in turn.outcome.results),
-            final_reward=0.0,
+            columns=fork.columns,
             reward=segment.value,
-            token_drift=0,
             seconds=fork.seconds,
             score=None,
         )
-    row = _row(trajectory, group, torch.tensor([[segment.advantage]]), parts)
+    row = _row(trajectory, group, torch.tensor([[segment.advantage]]), names, parts)
     if not segment.is_leaf:
         row["next", "done"] = torch.zeros(1, dtype=torch.bool)
     return _mark_shared(row, segment.start, segment.path)
@@ -131,7 +134,13 @@ def _mark_shared(row: TensorDictBase, n_shared: int, path: Sequence[int]) -> Ten
     return row
 
 
-def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor, parts: Sequence[str]) -> TensorDictBase:
+def _row(
+    trajectory: Trajectory,
+    group: int,
+    advantage: torch.Tensor,
+    names: Mapping[str, type],
+    parts: Sequence[str],
+) -> TensorDictBase:
     ledger = trajectory.ledger
     assert ledger is not None
     row = ledger_row(ledger)
@@ -150,40 +159,29 @@ def _row(trajectory: Trajectory, group: int, advantage: torch.Tensor, parts: Seq
         ("collector", "name"): NonTensorData(trajectory.name),
         ("collector", "reason"): NonTensorData(trajectory.reason),
         "query": NonTensorData(trajectory.question),
-        **{("agentic", name): value for name, value in _figures(trajectory).items()},
-        **{("agentic", "score", name): value for name, value in _parts(trajectory, parts).items()},
+        **{(KEY, name): value for name, value in _figures(trajectory, names).items()},
+        **{(KEY, "score", name): value for name, value in _parts(trajectory, parts).items()},
     }
     if trajectory.task.answer is not None:
         entries["answer"] = NonTensorData(trajectory.task.answer)
     for name, value in trajectory.task.data.items():
-        if name not in row and name not in ("collector", "next", "reward", "advantage", specs.KEY):
+        if name not in row and name not in ("collector", "next", "reward", "advantage", KEY):
             entries[name] = value if isinstance(value, torch.Tensor) else NonTensorData(value)
     for key, value in entries.items():
         row.set(key, value)
     return row
 
 
-def _figures(trajectory: Trajectory) -> Mapping[str, torch.Tensor]:
-    """Return the entries under "agentic", each [1], summed over the trajectory."""
-    return {
-        "turn": torch.tensor([len(trajectory.turns)]),
-        "n_calls": torch.tensor([trajectory.n_calls]),
-        "n_errors": torch.tensor([trajectory.n_errors]),
-        "n_infra": torch.tensor([trajectory.n_infra]),
-        "tool_reward": torch.tensor([float(trajectory.tool_reward)]),
-        "trajectory_reward": torch.tensor([float(trajectory.final_reward)]),
-        "tool_seconds": torch.tensor([float(trajectory.tool_seconds)]),
-        "user_turn": torch.tensor([trajectory.n_replies]),
-        "user_score": torch.tensor([float(trajectory.replies_score)]),
-        "user_final_score": torch.tensor([float(trajectory.user_score)]),
-        "any_tool_calls": torch.tensor([trajectory.n_calls > 0]),
-        "any_error": torch.tensor([trajectory.n_errors > 0]),
-        "stop_requested": torch.tensor([trajectory.stop_requested]),
-        "cut": torch.tensor([trajectory.is_cut]),
-        **{name: torch.tensor([False]) for name in ("user_error", "no_verdict", "not_begun")},
-        "token_drift": torch.tensor([trajectory.token_drift]),
-        "ended_by": torch.tensor([NUMBER_OF[trajectory.reason]]),
-    }
+def _figures(trajectory: Trajectory, names: Mapping[str, type]) -> Mapping[str, Any]:
+    """Return the entries under "agentic": numbers, each [1], and lists."""
+    known: dict[str, Any] = {"turn": len(trajectory.turns), **trajectory.columns}
+    known["ended_by"] = NUMBER_OF[trajectory.reason]
+    values = {name: known.get(name, kind()) for name, kind in names.items()}
+    return {name: _entry(value, names[name]) for name, value in values.items()}
+
+
+def _entry(value: Any, kind: type) -> Any:
+    return NonTensorData(value) if kind is list else torch.tensor([kind(value)])
 
 
 def _parts(trajectory: Trajectory, names: Sequence[str]) -> Mapping[str, torch.Tensor]:

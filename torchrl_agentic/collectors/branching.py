@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from torchrl_agentic.trajectory.fork import Fork, ForkState
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.tools.base import Tool, Toolset, has_sessions, world_name
+from torchrl_agentic.trajectory.fork import Fork, ForkState
 
 if TYPE_CHECKING:
-    from torchrl_agentic.collectors.agent import Agent
+    from torchrl_agentic.trajectory.spec import TrajectorySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Forking:
             Branch(
                 place.index,
                 share,
-                (*place.forks, Fork(point.n_turns, n_tokens, number, state.seconds)),
+                (*place.forks, Fork(point.n_turns, n_tokens, number, state.seconds, state.columns)),
                 state,
             )
             for number, share in enumerate(shares)
@@ -215,24 +215,24 @@ class Forking:
         self._begin(others)
 
 
-def check_branches(agent: Agent) -> None:
+def check_branches(spec: TrajectorySpec) -> None:
     """Check that the trajectories of a collector can fork, as far as it can be known before they begin.
 
     Args:
-        agent: What the trajectories share.
+        spec: What the trajectories share.
 
     Raises:
         TypeError: If a tool, a toolset or a simulated user has state that cannot be copied.
     """
-    if agent.users is not None:
+    if spec.users is not None:
         raise TypeError("branching= and UserSimulator exclude each other: simulated users have no branch()")
-    for tool in map(_innermost, agent.dispatcher.tools):
+    for tool in map(_innermost, spec.dispatcher.tools):
         if has_sessions(tool) and type(tool).branch is Tool.branch:
             raise TypeError(
                 f"trajectories with the tool {tool.name!r} cannot fork, since {type(tool).__name__} has "
                 "sessions and defines no branch(): define it beside session(), or leave branching= out"
             )
-    for world in _worlds(entry.world for entry in agent.dispatcher.bound.values()):
+    for world in _worlds(entry.world for entry in spec.dispatcher.bound.values()):
         if type(world).branch is Toolset.branch:
             raise TypeError(
                 f"trajectories with the toolset {world_name(world)!r} cannot fork, since "

@@ -12,9 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from torchrl_agentic.trajectory.score import Score
-from torchrl_agentic.trajectory.task import Task
-from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.records.codec import (
     message_from_json,
@@ -23,10 +20,13 @@ from torchrl_agentic.records.codec import (
     turns_to_json,
 )
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Version of the form of `CollectorState.to_json`."""
 
 
@@ -178,11 +178,9 @@ def _finished_to_json(one: Trajectory) -> dict[str, Any]:
         "terminated": one.terminated,
         "truncated": one.truncated,
         "ledger": _ledger_to_json(one.ledger),
-        "tool_reward": float(one.tool_reward),
-        "final_reward": float(one.final_reward),
-        "user": [one.n_replies, float(one.replies_score), float(one.user_score)],
+        "columns": plain(one.columns),
+        "turn_rewards": plain(one.turn_rewards),
         "reward": float(one.reward),
-        "token_drift": int(one.token_drift),
         "seconds": float(one.seconds),
         "score": None
         if score is None
@@ -192,7 +190,6 @@ def _finished_to_json(one: Trajectory) -> dict[str, Any]:
 
 def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
     name, index, score = _text(data, "name"), _count(data, "index"), data["score"]
-    n_replies, replies_score, user_score = data["user"]
     return Trajectory(
         name,
         task,
@@ -203,13 +200,9 @@ def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
         bool(data["terminated"]),
         bool(data["truncated"]),
         _ledger(data),
-        float(data["tool_reward"]),
-        float(data["final_reward"]),
-        float(user_score),
-        int(n_replies),
-        float(replies_score),
+        dict(data["columns"]),
+        tuple(map(float, data["turn_rewards"])),
         float(data["reward"]),
-        int(data["token_drift"]),
         float(data["seconds"]),
         score=None if score is None else Score(float(score[0]), score[1], score[2], dict(score[3])),
     )

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from torchrl_agentic.collectors.agent import Agent
-from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.trajectory import Observer
+from torchrl_agentic.collectors.scored_record import Reward, finish_record, scored
+from torchrl_agentic.collectors.trajectory_run import Observer
 from torchrl_agentic.collectors.worker_messages import (
     Answer,
     Ask,
@@ -34,9 +33,12 @@ from torchrl_agentic.collectors.worker_messages import (
 from torchrl_agentic.collectors.workers import WorkerLost
 from torchrl_agentic.engines.base import ContextExceeded, OnIds
 from torchrl_agentic.messages import Turn
+from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.trajectory.recording import EpisodeRecording
 from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
@@ -86,12 +88,12 @@ class Shared(NamedTuple):
     """Objects that all trajectories of a collector share on its side.
 
     Attributes:
-        agent: Rewards and recorder.
+        spec: What its trajectories share.
         requests: Requests to the engine.
         reward: The reward function, or None.
     """
 
-    agent: Agent
+    spec: TrajectorySpec
     requests: Requests
     reward: Reward | None
 
@@ -139,13 +141,15 @@ class RemoteRun:
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._outcome = Outcome(shared.agent, task, name=name, index=index, group=group, reward=shared.reward)
+        self._origin = Origin(task.name, group, index)
+        self._recording = EpisodeRecording(shared.spec.hook, name, index, self._origin)
+        self._rewards: list[float] = []
         self._messages: list[Mapping[str, Any]] = []
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
         self._sealed: list[Sealed[Said]] = []  # the turns behind those
         self._n_turns = 0
-        self._ledger: TokenLedger | None = None if shared.agent.encoder is None else TokenLedger()
+        self._ledger: TokenLedger | None = None if shared.spec.encoder is None else TokenLedger()
         self._chat: list[Mapping[str, Any]] = []
         self._chat_tools: Sequence[Mapping[str, Any]] = ()
         self._media: dict[str, list[Any]] = {}
@@ -173,15 +177,16 @@ class RemoteRun:
             self.phase = "reward"
             trajectory = await self._rewarded(self._finished(ended))
         except BaseException:
-            self._outcome.fail()
+            self._recording.finish("failed")
             raise
-        self._outcome.finish(trajectory)
+        spec, has_reward = self._shared.spec, self._shared.reward is not None
+        has_reward = has_reward or spec.has_rewards
+        finish_record(self._recording, trajectory, spec, origin=self._origin, has_reward=has_reward)
         return trajectory
 
     async def _turns_on_worker(self) -> Ended:
         """Run the turns on a worker."""
-        task = replace(self._task, answer=None)  # which may be anything, and belongs to the rewards
-        self._place = await self._entered(Begin(self.name, task, self._index, self._group_name))
+        self._place = await self._entered(Begin(self.name, self._task, self._index, self._group_name))
         try:
             return await self._follow(self._place)
         except WorkerLost as error:
@@ -332,7 +337,7 @@ class RemoteRun:
         if news.said is not None:
             self._sealed.append(news.said)
             self._n_turns += news.n_turns
-            if self._shared.agent.hook is not None:  # it records each turn when it has ended
+            if self._shared.spec.hook is not None:  # it records each turn when it has ended
                 self._open()
         offset = 0.0 if self._place is None else self._place.clock_offset
         for span in news.spans:
@@ -350,8 +355,11 @@ class RemoteRun:
             said = self._sealed[0].open()
             self._messages += said.messages
             self._turns += said.turns
-            for turn in said.turns:
-                self._outcome.record(turn)
+            for turn, reward in zip(said.turns, said.rewards, strict=True):
+                self._recording.record(turn)
+                self._rewards.append(reward)
+                if reward:
+                    self._recording.add_reward(reward)
             del self._sealed[0]
 
     def _doing(self, cause: Cause) -> float:
@@ -378,14 +386,14 @@ class RemoteRun:
             tuple(StoredMessage(one).read() for one in self._messages or self._task.messages),
             tuple(self._turns),
             "failed",
-            tool_reward=self._outcome.tool_reward,
+            turn_rewards=tuple(self._rewards),
             seconds=self._loop.time() - self._began,
             spans=tuple(self._spans),
         )
 
     def _finished(self, ended: Ended) -> Trajectory:
         self._open()
-        encoder, ledger = self._shared.agent.encoder, self._ledger
+        encoder, ledger = self._shared.spec.encoder, self._ledger
         if encoder is not None and encoder.use_inference_chat_template:
             ledger = None
         return Trajectory(
@@ -398,21 +406,18 @@ class RemoteRun:
             ended.terminated,
             ended.truncated,
             ledger,
-            self._outcome.tool_reward,
-            ended.final_reward,
-            ended.user_score,
-            n_replies=ended.n_replies,
-            replies_score=ended.replies_score,
-            token_drift=ended.token_drift,
-            seconds=self._loop.time() - self._began,
+            ended.columns,
+            tuple(self._rewards),
+            sum(self._rewards),
+            self._loop.time() - self._began,
             spans=tuple(self._spans),
         )
 
     async def _rewarded(self, trajectory: Trajectory) -> Trajectory:
         """Add the rewards; the reward function has a span."""
         if self._shared.reward is None:
-            return await self._outcome.rewarded(trajectory)
+            return await scored(trajectory, None)
         start = self._doing("reward")
-        trajectory = await self._outcome.rewarded(trajectory)
+        trajectory = await scored(trajectory, self._shared.reward)
         self._span("reward", start)
         return replace(trajectory, spans=tuple(self._spans))

@@ -16,28 +16,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from torchrl_agentic.collectors.admission import Admission
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.branching import Branch, Branching, Forking
 from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
-from torchrl_agentic.collectors.outcome import Outcome, Reward
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
+from torchrl_agentic.collectors.scored_record import Reward, record_again
 from torchrl_agentic.collectors.segments import segments_of
-from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.collectors.stats import CollectorStats
-from torchrl_agentic.trajectory.task import Task
-from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.collectors.task_stream import TaskStream
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.collectors.workers import Run, Runs, WorkerLost, WorkerRun, WorkersFailed
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.threads import WorkerThreads
 from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
+from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.spec import TrajectorySpec
+from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class RolloutLoop:
     """The trajectories of a collector, on the event loop that is running when it is created.
 
     Args:
-        agent: What the trajectories share.
+        spec: The stages, and what the trajectories share.
         requests: Requests to the engine.
         tasks: Tasks or rows of a data set, sync or async, read as they are needed. A `TaskStream` hears which
             groups have left, with their rewards.
@@ -130,7 +131,7 @@ class RolloutLoop:
 
     def __init__(
         self,
-        agent: Agent,
+        spec: TrajectorySpec,
         requests: Requests,
         tasks: Iterable[Any] | AsyncIterable[Any],
         *,
@@ -150,7 +151,7 @@ class RolloutLoop:
         self._restored = {one.label: admission.restore(one.version) for one in self._saved.values()}
         self._suffix = "" if saved is None else f"+{secrets.token_hex(3)}"
         """End of the names in a process that follows an earlier one, which may have used them already."""
-        self._agent, self._requests = agent, requests
+        self._spec, self._requests = spec, requests
         self._runs = runs
         self._stream = tasks.reader() if isinstance(tasks, TaskStream) else None
         self._tasks = tasks if self._stream is None else self._stream
@@ -341,7 +342,7 @@ class RolloutLoop:
             await self._runs.close()
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSE_LIMIT_S)
-        await self._agent.close()
+        await self._spec.close()
         self._reader.close()
         self._stats.stop()
 
@@ -419,15 +420,9 @@ class RolloutLoop:
         for one in done:
             self._stats.trajectory_began(one.name, str(number))
             self._stats.trajectory_ended(one.name, one.reason)
-            outcome = Outcome(
-                self._agent,
-                task,
-                name=one.name,
-                index=one.index,
-                group=number,
-                reward=self._options.reward,
-            )
-            outcome.record_again(one)
+            has_reward = self._options.reward is not None or self._spec.has_rewards
+            origin = Origin(task.name, number, one.index)
+            record_again(one, self._spec, origin=origin, has_reward=has_reward)
         if len(done) >= self._options.group_size:
             self._complete(group)
         else:
@@ -526,7 +521,7 @@ class RolloutLoop:
         on_worker: WorkerRun | None = None
         if self._runs is None:
             run: Run = TrajectoryRun(
-                self._agent,
+                self._spec,
                 self._requests,
                 group.task,
                 name=name,

@@ -9,9 +9,8 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.collectors.worker_messages import (
     Answer,
     Ask,
@@ -40,6 +39,7 @@ from torchrl_agentic.messages import Message
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
 from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class _RemoteEngine:
 
 
 class _ChatOf:
-    """The engine that `MessageSpeaker` asks for one message."""
+    """The engine that `MessagePrompting` asks for one message."""
 
     def __init__(self, hosted: _Hosted) -> None:
         self._hosted = hosted
@@ -91,7 +91,9 @@ class _Hosted:
     It takes the place of `Requests` and of the observer.
     """
 
-    def __init__(self, begin: Begin, agent: Agent, spec: WorkerSpec, engine: Any, post: Any) -> None:
+    def __init__(
+        self, begin: Begin, shared: TrajectorySpec, spec: WorkerSpec, engine: Any, post: Any
+    ) -> None:
         self.engine: Any = engine
         self._post: Callable[[FromWorker], None] = post
         self._reply: asyncio.Future[Answer | Reply] | None = None
@@ -102,7 +104,7 @@ class _Hosted:
         self._n_messages = self._n_turns = self._n_tokens = 0
         self._ledger: TokenLedger | None = None
         self.run = TrajectoryRun(
-            agent,
+            shared,
             cast("Requests", self),
             begin.task,
             name=begin.name,
@@ -225,11 +227,7 @@ class _Hosted:
                 found.reason,
                 found.terminated,
                 found.truncated,
-                found.final_reward,
-                found.user_score,
-                found.n_replies,
-                found.replies_score,
-                found.token_drift,
+                found.columns,
             )
         sent = portable_error(error)
         if not isinstance(error, EngineFailed):
@@ -243,12 +241,12 @@ class WorkerHost:
     `deliver` takes batches from the collector, `collect` returns those for it.
 
     Args:
-        agent: The agent.
-        spec: What the agent was created from.
+        shared: What the trajectories share.
+        spec: What that was created from.
     """
 
-    def __init__(self, agent: Agent, spec: WorkerSpec) -> None:
-        self._agent, self._spec = agent, spec
+    def __init__(self, shared: TrajectorySpec, spec: WorkerSpec) -> None:
+        self._shared, self._spec = shared, spec
         self._engine = _RemoteEngine(spec.context_length)
         self._loop = asyncio.get_running_loop()
         self._hosted: dict[str, _Hosted] = {}
@@ -277,7 +275,7 @@ class WorkerHost:
         if self._is_closed:
             return
         try:
-            hosted = _Hosted(message, self._agent, self._spec, self._engine, self._post)
+            hosted = _Hosted(message, self._shared, self._spec, self._engine, self._post)
         except Exception as error:
             self._post(Failed(message.name, portable_error(error), "task"))
             return
@@ -317,8 +315,8 @@ class WorkerHost:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_LIMIT_S)
             if late:
                 logger.error("%d trajectories do not end although they were cancelled", len(late))
-        await self._agent.close()
-        await asyncio.to_thread(self._agent.compose.close)
+        await self._shared.close()
+        await asyncio.to_thread(self._shared.compose.close)
 
     def abandon(self) -> list[asyncio.Task[Trajectory]]:
         """Cancel all trajectories and send nothing any more, as a process that dies; return their tasks."""

@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from torchrl_agentic.trajectory.span import Cause, Span
-from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.engines.base import Finish
 from torchrl_agentic.messages import (
     CallError,
@@ -25,6 +23,8 @@ from torchrl_agentic.messages import (
     ToolResult,
     Turn,
 )
+from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.task import Task
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -107,10 +107,11 @@ class Sealed(Generic[T]):
 
 
 class Said(NamedTuple):
-    """The fields of the messages of some turns, and their records."""
+    """The fields of the messages of some turns, their records, and the rewards of the transforms."""
 
     messages: Sequence[Mapping[str, Any]]
     turns: Sequence[Turn]
+    rewards: Sequence[float]
 
 
 class News(NamedTuple):
@@ -176,11 +177,7 @@ class Ended(NamedTuple):
     reason: str
     terminated: bool
     truncated: bool
-    final_reward: float
-    user_score: float
-    n_replies: int
-    replies_score: float
-    token_drift: int
+    columns: Mapping[str, Any]
 
 
 class Failed(NamedTuple):

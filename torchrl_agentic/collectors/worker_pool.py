@@ -9,7 +9,7 @@ import math
 from collections import Counter
 
 from torchrl_agentic.collectors.remote_run import RemoteRun, Shared
-from torchrl_agentic.collectors.trajectory import Observer
+from torchrl_agentic.collectors.trajectory_run import Observer
 from torchrl_agentic.collectors.worker_messages import (
     Begin,
     Ended,

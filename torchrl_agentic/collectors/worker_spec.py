@@ -1,20 +1,21 @@
-"""`WorkerSpec`: what each worker of a collector creates its tools and encoder from."""
+"""`WorkerSpec`: what each worker of a collector creates its stages from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.limits import RateLimiter
+from torchrl_agentic.tensors import leaves
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Transforms and options that a worker creates its agent from.
+    """Transforms and options that a worker creates the stages of its trajectories from.
 
     Attributes:
         transforms: As `AgentCollector` takes them, without recorder; or a function that returns them.
@@ -36,25 +37,25 @@ class WorkerSpec:
     context_length: int | None
     stop_token_ids: tuple[int, ...]
 
-    def agent(self) -> Agent:
-        """Create the agent; not on the event loop of this package, since tools may be set up."""
+    def create(self) -> TrajectorySpec:
+        """Create what trajectories share; not on the event loop of this package, since tools may be set up.
+
+        The collector records.
+        """
         transforms = self.transforms if isinstance(self.transforms, Transform) else self.transforms()
-        agent = Agent(
-            transforms,
+        spec = TrajectorySpec.of(
+            list(leaves(transforms)),
             self.tokenizer,
             max_turns=self.max_turns,
             tokenizer_options=self.tokenizer_options,
             stop_token_ids=self.stop_token_ids,
         )
-        # The collector records and computes the rewards.
-        agent.hook, agent.record = None, None
-        agent.tool_rewards, agent.answer_rewards, agent.user_rewards = [], [], []
-        return agent
+        return replace(spec, hook=None)
 
 
-def check_limiters(agent: Agent) -> None:
+def check_limiters(spec: TrajectorySpec) -> None:
     """Raise ValueError if a function that is called in each worker creates a limiter of its own each time."""
-    for bound in agent.dispatcher.bound.values():
+    for bound in spec.dispatcher.bound.values():
         if isinstance(bound.limiter, RateLimiter):
             limits = bound.limiter.limits
             raise ValueError(

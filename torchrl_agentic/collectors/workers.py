@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.errors import InfrastructureError, check_count
 
 
 class WorkerLost(InfrastructureError):

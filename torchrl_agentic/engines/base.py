@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.usage import Usage
+from torchrl_agentic.errors import ContextExceeded as ContextExceeded
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON, Message
 
@@ -23,10 +24,6 @@ class EngineUnusable(RuntimeError):
     No retry helps, so a collector ends with it instead of replacing trajectories; the message names what to
     check.
     """
-
-
-class ContextExceeded(ValueError):
-    """A conversation is longer than the model takes; raised by `ChatEngine.chat`, it ends a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)

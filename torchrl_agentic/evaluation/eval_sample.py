@@ -272,7 +272,7 @@ def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
         terminated=not truncated,
         truncated=truncated,
         ledger=None if record.tokens is None else record.tokens.ledger,
-        tool_reward=sum(result.reward or 0.0 for _, _, result in record.calls),
+        columns={"tool_reward": sum(result.reward or 0.0 for _, _, result in record.calls)},
         seconds=float(record.extras["seconds"]),
     )
 

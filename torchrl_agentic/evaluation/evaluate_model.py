@@ -24,10 +24,10 @@ from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import with_tools_message
 from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.tensors import leaves
 from torchrl_agentic.trajectory.score import Scorer
 from torchrl_agentic.trajectory.task import Task, check_tool_names
 from torchrl_agentic.transforms import ToolCompose
-from torchrl_agentic.transforms.pipeline import leaves
 
 DEFAULT_SCORER = "answer"
 MODEL_CONCURRENCY = 16

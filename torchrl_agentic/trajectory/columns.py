@@ -18,6 +18,7 @@ from torchrl_agentic.trajectory.reasons import NUMBER_OF
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import Episode
 
+KEY = "agentic"
 Fold = Literal["any", "sum", "last", "join"]
 """How the values of the turns become that of the trajectory."""
 

@@ -41,6 +41,7 @@ class Episode:
         reason: Why it ended; "" if it goes on.
         terminated: Whether it ended by itself.
         truncated: Whether a bound ended it.
+        verdict_errors: Errors that left it without a final reward, by tool.
         turns: Records of its turns; None if nobody keeps them.
         state: State that stages keep for it.
     """
@@ -61,6 +62,7 @@ class Episode:
         self.user: UserSide | None = None
         self.turn: OpenTurn | None = None
         self.reason, self.terminated, self.truncated = "", False, False
+        self.verdict_errors: dict[str, BaseException] = {}
         self.turns: list[Turn] | None = None
         self.state: dict[Stage, Any] = {}
 
@@ -201,7 +203,10 @@ def take_final_rewards(turns: Iterable[OpenTurn]) -> list[OpenTurn]:
     """
     found: list[OpenTurn] = []
     for turn in turns:
-        if turn.is_over and (reward := turn.episode.session.take_reward()):
+        if not turn.is_over:
+            continue
+        turn.episode.verdict_errors.update(turn.episode.session.verdict_errors)
+        if reward := turn.episode.session.take_reward():
             turn.final_reward += reward
             turn.is_unjudged = turn.is_unjudged or math.isnan(reward)
             found.append(turn)

@@ -21,12 +21,14 @@ class Fork:
             tokens.
         branch: Number of its branch, counted from 0; branch 0 continues the trajectory that forked.
         seconds: Time from its beginning to the fork.
+        columns: Its entries under "agentic" before the fork.
     """
 
     n_turns: int
     n_tokens: int
     branch: int
     seconds: float = 0.0
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class ForkState:
         counts: Counts of its session.
         is_open: Whether a tool held something open, of which a branch needs a copy.
         seconds: Time since its beginning.
+        columns: Its entries under "agentic".
+        turn_rewards: Rewards that the transforms gave for each turn.
+        stage_states: State that stages keep for it.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -48,3 +53,6 @@ class ForkState:
     counts: SessionCounts
     is_open: bool
     seconds: float
+    columns: Mapping[str, Any]
+    turn_rewards: tuple[float, ...]
+    stage_states: Mapping[Any, Any]

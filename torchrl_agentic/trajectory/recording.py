@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
@@ -24,15 +24,28 @@ class EpisodeRecording:
         hook: Receives the record, or None.
         trajectory: Name of the trajectory.
         row: Its place in the batch.
+        origin: Where the trajectory comes from, if that is known.
 
     Attributes:
         n_messages: Number of messages of the conversation that are recorded.
         reason: Why it ended, as far as a border has read it; "" if unknown.
     """
 
-    __slots__ = ("_has_ended", "_hook", "_recording", "_row", "_trajectory", "n_messages", "reason")
+    __slots__ = (
+        "_has_ended",
+        "_hook",
+        "_origin",
+        "_recording",
+        "_row",
+        "_trajectory",
+        "n_messages",
+        "reason",
+    )
 
-    def __init__(self, hook: TrajectoryHook | None, trajectory: str, row: int) -> None:
+    def __init__(
+        self, hook: TrajectoryHook | None, trajectory: str, row: int, origin: Origin | None = None
+    ) -> None:
+        self._origin = origin
         self._hook, self._trajectory, self._row = hook, trajectory, row
         self._recording: Recording | None = None
         self._has_ended = False
@@ -50,9 +63,12 @@ class EpisodeRecording:
 
     def record(self, turn: Turn) -> None:
         """Record a turn."""
+        self.n_messages += len(turn.context) + 1 + len(turn.messages)
         if self._hook is not None and not self._has_ended:
             if self._recording is None:
                 self._recording = self._hook.begin(self._trajectory, self._row)
+                if self._origin is not None:
+                    self._recording.set_origin(self._origin)
             self._recording.record_turn(turn)
 
     def record_open(self, turn: OpenTurn, rendered: Sequence[Mapping[str, Any]]) -> Turn:
@@ -62,7 +78,6 @@ class EpisodeRecording:
             turn: The turn, after its calls.
             rendered: Messages that carry their results.
         """
-        before = len(turn.earlier)
         record = Turn(
             self._trajectory,
             turn.episode.n_turns - 1,
@@ -73,7 +88,6 @@ class EpisodeRecording:
             turn.parsed.notes,
             self._row,
         )
-        self.n_messages = before + 1 + len(rendered)
         self.record(record)
         return record
 
@@ -82,7 +96,7 @@ class EpisodeRecording:
         if self._recording is not None:
             self._recording.add_reward(value)
 
-    def add_rest(self, messages: Sequence[StoredMessage]) -> None:
+    def add_rest(self, messages: Sequence[StoredMessage | Message]) -> None:
         """Record the messages of a whole conversation that came after its last recorded turn.
 
         Args:
@@ -90,7 +104,8 @@ class EpisodeRecording:
         """
         rest, self.n_messages = messages[self.n_messages :], len(messages)
         if self._recording is not None:
-            self._recording.add_messages([message.read() for message in rest])
+            read = [one if isinstance(one, Message) else one.read() for one in rest]
+            self._recording.add_messages(read)
 
     def annotate(
         self,
@@ -143,10 +158,21 @@ class RecordStage(Stage):
             recording = turn.episode.recording
             if turn.is_over and recording.is_open:
                 recording.add_rest([*turn.earlier, turn.answer, *turn.injected])
-                found = turn.lookup([*self.gts, *self.extras.values()])
-                gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
-                extras = {name: _single(found.get(key)) for name, key in self.extras.items()}
-                recording.annotate(gts=gts, **extras)
+                self.annotate(recording, turn.lookup)
+
+    def annotate(
+        self, recording: EpisodeRecording, lookup: Callable[[Iterable[Any]], Mapping[Any, Any]]
+    ) -> None:
+        """Record the right answer and the further columns.
+
+        Args:
+            recording: The record.
+            lookup: Returns columns by name.
+        """
+        found = lookup([*self.gts, *self.extras.values()])
+        gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
+        extras = {name: _single(found.get(key)) for name, key in self.extras.items()}
+        recording.annotate(gts=gts, **extras)
 
 
 def token_record(ledger: TokenLedger, tokenizer: Any) -> TokenRecord:

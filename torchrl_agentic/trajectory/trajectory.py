@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torchrl_agentic.messages import Message, ParsedCall, Status, ToolResult, Turn, content_text
 from torchrl_agentic.tokens.ledger import TokenLedger
@@ -27,13 +29,9 @@ class Trajectory:
         terminated: Whether it ended by itself.
         truncated: Whether a bound ended it.
         ledger: Its tokens; None if the engine takes messages instead of tokens.
-        tool_reward: Sum of the rewards of its tool calls.
-        final_reward: Sum of the final rewards of its tools.
-        user_score: Score of its simulated user; 0.0 without one.
-        n_replies: Number of replies of the user.
-        replies_score: Sum of the scores of the replies.
-        reward: The reward; 0.0 until the rewards have been computed.
-        token_drift: Number of ids that differ from those of the whole conversation, encoded at once.
+        columns: Its entries under "agentic" by name, as the turns add up (`COLUMNS`); missing ones are 0.
+        turn_rewards: Rewards that the transforms gave for each turn.
+        reward: The reward; until the reward function has run, the sum of `turn_rewards`.
         seconds: From its first request to its end.
         spans: What the time was spent on.
         score: What the reward function returned, as a `Score`; None until then, or without one.
@@ -50,17 +48,43 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     ledger: TokenLedger | None = None
-    tool_reward: float = 0.0
-    final_reward: float = 0.0
-    user_score: float = 0.0
-    n_replies: int = 0
-    replies_score: float = 0.0
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    turn_rewards: tuple[float, ...] = ()
     reward: float = 0.0
-    token_drift: int = 0
     seconds: float = 0.0
     spans: tuple[Span, ...] = ()
     score: Score | None = None
     forks: tuple[Fork, ...] = ()
+
+    @property
+    def tool_reward(self) -> float:
+        """Sum of the rewards of its tool calls."""
+        return self.columns.get("tool_reward", 0.0)
+
+    @property
+    def final_reward(self) -> float:
+        """Sum of the final rewards of its tools."""
+        return self.columns.get("trajectory_reward", 0.0)
+
+    @property
+    def user_score(self) -> float:
+        """Score of its simulated user; 0.0 without one."""
+        return self.columns.get("user_final_score", 0.0)
+
+    @property
+    def n_replies(self) -> int:
+        """Number of replies of its simulated user."""
+        return self.columns.get("user_turn", 0)
+
+    @property
+    def replies_score(self) -> float:
+        """Sum of the scores of the replies."""
+        return self.columns.get("user_score", 0.0)
+
+    @property
+    def token_drift(self) -> int:
+        """Number of ids that differ from those of the whole conversation, encoded at once."""
+        return self.columns.get("token_drift", 0)
 
     @property
     def path(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Compose, Transform
 
+from torchrl_agentic.tensors import leaves
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.specs import ENDED_BY
 
@@ -30,15 +31,6 @@ def within(transform: object, kind: type[T]) -> Iterator[T]:
     elif isinstance(transform, Compose):
         for inner in transform.transforms:
             yield from within(inner, kind)
-
-
-def leaves(transform: object) -> Iterator[object]:
-    """Yield the transforms inside a `Compose` at any depth, in order; a `ToolCompose` is one transform."""
-    if type(transform) is Compose:
-        for inner in transform.transforms:
-            yield from leaves(inner)
-    else:
-        yield transform
 
 
 def beside(transform: Transform, kind: type[T]) -> Iterator[T]:

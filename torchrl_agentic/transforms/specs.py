@@ -13,14 +13,13 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
-from torchrl_agentic.trajectory.columns import Column
+from torchrl_agentic.trajectory.columns import KEY, Column
 from torchrl_agentic.trajectory.episode import Episode
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.reasons import NUMBER_OF
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.history import AgentHistory
 
-KEY = "agentic"
 TRAJECTORY = (KEY, "trajectory")
 TURN = (KEY, "turn")
 FINAL_REWARD = (KEY, "trajectory_reward")

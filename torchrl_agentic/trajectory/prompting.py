@@ -1,0 +1,239 @@
+"""`Prompting`: the conversation of a trajectory that samples, and the way to the next message of the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torchrl_agentic.errors import ContextExceeded, InvalidTask
+from torchrl_agentic.messages import Message
+from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
+from torchrl_agentic.tools.base import Tool
+from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.stored_message import StoredMessage
+
+T = TypeVar("T")
+OnIds = Callable[[Sequence[int]], None]
+ChatMessage = Mapping[str, Any]
+
+
+class Sampler(Protocol):
+    """Makes the requests of a trajectory to an engine, with retries and resumed answers."""
+
+    async def sample(
+        self,
+        writer: TokenWriter,
+        *,
+        max_tokens: int,
+        key: str,
+        on_ids: OnIds | None = None,
+        media: Mapping[str, Sequence[Any]] | None = None,
+    ) -> tuple[list[int], str]:
+        """Sample one answer behind the tokens of a trajectory, and append it to them.
+
+        Returns:
+            Its ids, and "stop" or "length".
+        """
+        ...
+
+    async def chat(self, ask: Callable[[Any], Awaitable[T]], key: str) -> T:
+        """Make a request for a message; `ask` makes it to the engine that it is called with."""
+        ...
+
+
+class Prompting(ABC):
+    """The conversation of one trajectory that samples: the only truth about its messages and tokens.
+
+    Args:
+        sampler: Makes the requests.
+        messages: The first messages.
+        key: Name of the trajectory for the engine.
+        max_new_tokens: Upper bound on the tokens of one answer.
+        is_first: Whether the trajectory begins with `messages`; False for a branch, which continues them.
+
+    Attributes:
+        messages: The messages so far.
+        is_full: Whether the bound of the trajectory, not that of the answer, cut the last answer off.
+        n_sampled: Number of tokens of the last answer.
+        finish: Why the last answer ended.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        messages: Iterable[StoredMessage],
+        *,
+        key: str,
+        max_new_tokens: int,
+        is_first: bool = True,
+    ) -> None:
+        self._sampler, self._key, self._max_new_tokens = sampler, key, max_new_tokens
+        self.messages = list(messages)
+        self._is_first = is_first
+        self.is_full, self.n_sampled, self.finish = False, 0, ""
+
+    @abstractmethod
+    async def generate(self, on_ids: OnIds | None = None) -> Message:
+        """Return the next message of the model; an empty, incomplete one if there is no room.
+
+        Args:
+            on_ids: Called with each piece of sampled ids, if there are any.
+
+        Raises:
+            InvalidTask: If the first prompt is too long already.
+        """
+        ...
+
+    def open(self, turn: OpenTurn) -> None:
+        """Prepare a turn for its stages."""
+        turn.is_full = self.is_full
+
+    def take(self, turn: OpenTurn) -> None:
+        """Append a turn to the conversation, after its stages."""
+        self.messages += [turn.answer, *turn.injected]
+
+    @property
+    def has_room(self) -> bool:
+        """False if there is no room for another answer."""
+        return True
+
+    @property
+    def ledger(self) -> TokenLedger | None:
+        """The tokens of the trajectory; None without tokens."""
+        return None
+
+    @property
+    def written(self) -> TokenLedger | None:
+        """The tokens up to the next answer, which a branch continues; None without tokens."""
+        return None
+
+
+class TokenPrompting(Prompting):
+    """Prompts and answers are token ids.
+
+    Args:
+        encoder: Encodes prompts.
+        tools: Names of the tools that the template shows; None: all.
+        context_length: Number of tokens that the engine takes; None: unknown.
+        written: Tokens of `messages` that a branch continues, or None.
+        **options: As for `Prompting`.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        messages: Iterable[StoredMessage],
+        *,
+        encoder: ChatEncoder,
+        tools: frozenset[str] | None,
+        context_length: int | None,
+        written: TokenLedger | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(sampler, messages, **options)
+        self._encoder, self._context_length = encoder, context_length
+        chat = [message.for_template() for message in self.messages]
+        self._writer: TokenWriter = (
+            encoder.begin(chat, tools=tools)
+            if written is None
+            else TokenWriter(encoder, written.copy(), messages=chat, tools=tools)
+        )
+        self._media: dict[str, list[Any]] = {}
+        self._see_media(chat)
+
+    async def generate(self, on_ids: OnIds | None = None) -> Message:
+        """Sample the next answer."""
+        room = self._writer.room(self._context_length)
+        ids: list[int] = []
+        if room is None or room > 0:
+            bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
+            ids, self.finish = await self._sampler.sample(
+                self._writer, max_tokens=bound, key=self._key, on_ids=on_ids, media=self._media
+            )
+        self.n_sampled = len(ids)
+        self.is_full = room is not None and len(ids) >= room
+        return self._encoder.read_answer(ids)
+
+    def open(self, turn: OpenTurn) -> None:
+        """Prepare a turn for its stages."""
+        super().open(turn)
+        turn.writer, turn.context_length = self._writer, self._context_length
+
+    def take(self, turn: OpenTurn) -> None:
+        """Append a turn to the conversation, after its stages."""
+        super().take(turn)
+        if turn.prompt is not None:
+            self._see_media(turn.prompt.injected)
+
+    def _see_media(self, messages: Sequence[ChatMessage]) -> None:
+        """Keep the images and videos of messages for the engine, which takes them beside the ids."""
+        if not any(isinstance(message["content"], list) for message in messages):
+            return
+        from torchrl_agentic.tokens.media import KINDS, opened, parts_of  # it opens images
+
+        for kind in KINDS:
+            if found := parts_of(messages, kind):
+                self._media.setdefault(kind, []).extend(opened(part, kind) for part in found)
+
+    @property
+    def has_room(self) -> bool:
+        """False if there is no room for another answer."""
+        room = self._writer.room(self._context_length)
+        return room is None or room > 0
+
+    @property
+    def ledger(self) -> TokenLedger | None:
+        """The tokens of the trajectory, up to the bound.
+
+        None if each prompt is rendered anew, which keeps no earlier ids.
+        """
+        if self._encoder.use_inference_chat_template:
+            return None
+        room, ledger = self._writer.room(self._context_length), self._writer.ledger
+        return ledger.copy(len(ledger) + room) if room is not None and room < 0 else ledger
+
+    @property
+    def written(self) -> TokenLedger | None:
+        """The tokens up to the next answer."""
+        return self._writer.ledger
+
+
+class MessagePrompting(Prompting):
+    """The engine takes messages and returns one.
+
+    Args:
+        tools: Tools that requests list.
+        **options: As for `Prompting`.
+    """
+
+    def __init__(
+        self, sampler: Sampler, messages: Iterable[StoredMessage], *, tools: Iterable[Tool], **options: Any
+    ) -> None:
+        super().__init__(sampler, messages, **options)
+        self._chat = [message.for_template() for message in self.messages]
+        self._tools = [tool.spec() for tool in tools]
+
+    async def generate(self, on_ids: OnIds | None = None) -> Message:
+        """Ask for the next message."""
+        del on_ids  # there are none
+        try:
+            message: Message = await self._sampler.chat(
+                lambda engine: engine.chat(
+                    self._chat, tools=self._tools, max_tokens=self._max_new_tokens, key=self._key
+                ),
+                self._key,
+            )
+        except ContextExceeded as error:
+            if self._is_first:
+                raise InvalidTask(f"the prompt leaves no room for an answer: {error}") from error
+            message, self.is_full = Message("assistant", "", is_complete=False), True
+        self._is_first = False
+        self.finish = message.finish
+        return message
+
+    def take(self, turn: OpenTurn) -> None:
+        """Append a turn to the conversation, after its stages."""
+        super().take(turn)
+        self._chat += [message.for_template() for message in (turn.answer, *turn.injected)]
