@@ -151,7 +151,8 @@ def train(
         stack.enter_context(collector)
         for iteration, batch in enumerate(collector):
             rows = batch.tensordicts
-            taught = [row for row in rows if row["advantage"].abs().item() > 0]
+            # Rows of equal rewards have no gradient, but cost a pass, and AdamW moves without a gradient.
+            taught = [row for row in rows if row["advantage"].any()]
             random.shuffle(taught)
             losses = [0.0]
             for start in range(0, len(taught), minibatch):

@@ -259,6 +259,7 @@ def train(kind: str, words: Any, *, budget: int, lr: float, seed: int) -> Iterat
             rows = batch.tensordicts
             tokens += sum(int(row["masks", "all_assistant_mask"].sum()) for row in rows)
             rewards = root_rewards(rows)
+            # Rows of equal rewards have no gradient, but enlarge the mean, and Adam moves without a gradient.
             taught = [row for row in rows if row["advantage"].any()]
             if taught:
                 optimizer.zero_grad()
