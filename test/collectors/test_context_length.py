@@ -4,7 +4,8 @@ import pytest
 
 from torchrl_agentic import ToolCompose, agent_policy, tool
 from torchrl_agentic.collectors import AgentCollector, Task
-from torchrl_agentic.engines import LockStep, ScriptedEngine, TransformersEngine
+from torchrl_agentic.engines import ScriptedEngine, TransformersEngine
+from torchrl_agentic.rollout import LockStep
 from torchrl_agentic.testing import SimulatedEngine, load_tiny
 
 MODEL, TOKENIZER = load_tiny()

@@ -14,8 +14,15 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
 from torchrl_agentic.collectors import AgentCollector
-from torchrl_agentic.engines import LockStep, TransformersEngine
-from torchrl_agentic.rollout import agent_policy, group_advantage, ledgers, training_policy, trajectory_batch
+from torchrl_agentic.engines import TransformersEngine
+from torchrl_agentic.rollout import (
+    LockStep,
+    agent_policy,
+    group_advantage,
+    ledgers,
+    training_policy,
+    trajectory_batch,
+)
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 with warnings.catch_warnings():  # TorchRL warns of classes of its own as they are defined

@@ -253,6 +253,15 @@ ROW = {"query": "Work.", "answer": "42", "level": "hard"}
 WORK, STOP = Answer(call("work", n=1)), Answer(call("stop"))
 
 
+class LetterByLetter(Answer):
+    """An answer whose letters were sampled one by one, which no tokenizer does."""
+
+    def ids(self):
+        return [token for letter in self.text for token in Answer(letter, is_cut=True).ids()] + [
+            TOKENIZER.eos_token_id
+        ]
+
+
 class Guest(Interaction):
     """Replies with its name."""
 
@@ -385,15 +394,6 @@ OPTIONS = {
         "tokens": {"tokens": True},
     },
 }
-LEFT = {
-    ("ToolCompose", "report_calls"): "a collector leaves the calls out of its batch",
-    (
-        "TurnTokenizer",
-        "use_inference_chat_template",
-    ): "a collector has no rows for prompts rendered anew",
-    ("RecordTransform", "gts"): "a collector records the answer of the task",
-}
-"""Options that a collector does not honour yet, and why."""
 
 
 def test_every_option_of_a_transform_is_in_the_table():
@@ -404,9 +404,7 @@ def cases_of_options():
     for kind, options in OPTIONS.items():
         for name, chosen in options.items():
             if chosen is not None:
-                reason = LEFT.get((kind, name))
-                marks = () if reason is None else pytest.mark.xfail(strict=True, reason=reason)
-                yield pytest.param(kind, chosen, id=f"{kind}({name})", marks=marks)
+                yield pytest.param(kind, chosen, id=f"{kind}({name})")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -440,63 +438,54 @@ def same(make, row, script, **options):
     assert not differences(env, collector)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the column moved to Task.answer, where a collector does not look for it"
-)
 def test_the_column_of_the_right_answer_may_be_named_answer():
     same(lambda hook: build(hook, AnswerRewardTransform={"column": "answer"}), ROW, [ANSWER])
 
 
-@pytest.mark.xfail(strict=True, reason="a task has the number behind ####, an environment the whole solution")
 def test_the_right_answer_of_gsm8k_is_the_same():
     row = {**ROW, "answer": "6 x 7 = 42\n#### 42"}
     graded = {"is_right": lambda answer, truth: truth == "42"}
     same(lambda hook: build(hook, AnswerRewardTransform=graded), row, [ANSWER])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a collector grades all trajectories at their end, wherever the transform is"
-)
 def test_an_answer_is_graded_where_the_transform_stands():
     def make(hook):
         compose = ToolCompose([work], recorder=hook)
         graded = AnswerRewardTransform(lambda answer, truth: truth in answer)
         writer = TurnTokenizer(TOKENIZER, tools=compose.tools)
-        return Compose(compose, graded, EndTrajectory(when_no_calls=True), writer)
+        return Compose(compose, graded, EndTrajectory(when_no_calls=True), writer, RecordTransform())
 
     same(make, ROW, [ANSWER])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a collector applies the bound of turns before the user, wherever it stands"
-)
 def test_a_user_in_front_of_the_bound_replies_to_the_last_message():
     def make(hook):
         compose = ToolCompose([work], recorder=hook)
         writer = TurnTokenizer(TOKENIZER, tools=compose.tools)
-        return Compose(compose, UserSimulator(Guest("a")), EndTrajectory(max_turns=1), writer)
+        users = UserSimulator(Guest("a")), EndTrajectory(max_turns=1)
+        return Compose(compose, *users, writer, UserRewardTransform(replies=1.0), RecordTransform())
 
     same(make, {**ROW, "interaction_kwargs": {"name": "a"}}, [ANSWER])
 
 
-@pytest.mark.xfail(strict=True, reason="extras of steps are not recorded by a collector")
 def test_an_entry_of_the_step_is_recorded():
     same(lambda hook: build(hook, RecordTransform={"extras": {"turns": ("agentic", "turn")}}), ROW, [ANSWER])
 
 
-@pytest.mark.xfail(strict=True, reason="a collector only counts drift")
 def test_drift_raises_where_it_is_asked_for():
-    template = TOKENIZER.chat_template + "{{ messages | length }}"
-    make = lambda hook: build(hook, TurnTokenizer={"raise_on_drift": True, "chat_template": template})  # noqa: E731
-    with pytest.raises(RuntimeError, match=r"differ|drift"):
-        in_environment(make, [ROW], [[WORK, ANSWER]])
-    (collector,) = in_collector(make, [ROW], [[WORK, ANSWER]])
+    make = lambda hook: build(hook, TurnTokenizer={"raise_on_drift": True})  # noqa: E731
+    script = [WORK, LetterByLetter("It is 42.")]
+    with pytest.raises(RuntimeError, match="tokens differ"):
+        in_environment(make, [ROW], [script])
+    (collector,) = in_collector(make, [ROW], [script])
     assert collector.failure == "crash"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="an unknown user of one row stops the whole environment"
-)
+@pytest.mark.filterwarnings("ignore:Inconsistent training")
+def test_drift_is_counted_alike():
+    same(build, ROW, [WORK, LetterByLetter("It is 42.")])
+
+
 def test_a_row_with_an_unknown_user_costs_itself_only():
     rows = [{**ROW, "interaction_kwargs": {"name": name}} for name in ("a", "nobody")]
     make = lambda hook: build(hook, user={"a": Guest("a")})  # noqa: E731
@@ -506,7 +495,6 @@ def test_a_row_with_an_unknown_user_costs_itself_only():
     assert (known.reason, unknown.reason) == ("max_turns", "not_begun")
 
 
-@pytest.mark.xfail(strict=True, reason="the right answer inside extra_info reaches tools at both borders")
 def test_tools_do_not_see_the_answer_in_extra_info():
     row = {**ROW, "extra_info": {"answer": "SECRET"}}
     make = lambda hook: build(hook, ToolCompose={"tools": [Looks()], "pass_state_to_tools": True})  # noqa: E731
@@ -515,7 +503,6 @@ def test_tools_do_not_see_the_answer_in_extra_info():
         assert not any("SECRET" in text for _, text, _ in seen.messages)
 
 
-@pytest.mark.xfail(strict=True, reason="the same root and message run the calls again")
 def test_a_repeated_step_runs_no_call_again():
     runs = []
 

@@ -267,22 +267,28 @@ def test_next_trajectory_of_a_row_gets_a_new_user():
     assert goals == ["milk 1", "rice 1", "soap 1"]
 
 
-def test_a_name_that_is_not_known_is_refused_at_the_reset():
-    env = rows_env([{"name": "nobody"}], [Shopper(), parrot])
-    with pytest.raises(ValueError, match="row 0 names the interaction 'nobody'; known: shopper, parrot"):
-        env.reset()
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"name": "nobody"}, "row 0 names the interaction 'nobody'; known: shopper, parrot"),
+        ("shopper", "row 0 is a mapping"),
+    ],
+)
+def test_a_row_that_names_no_known_user_cannot_begin_and_costs_itself_only(value, message, caplog):
+    env = rows_env([value, {"name": "parrot"}], [Shopper(), parrot])
+    td = step(env, env.reset(), "hello", "hello")["next"]
+    assert message in caplog.text
+    assert td["agentic", "not_begun"].flatten().tolist() == [True, False]
+    assert [REASONS[number] for number in td["agentic", "ended_by"].flatten()] == ["not_begun", ""]
+    assert td["truncated"].flatten().tolist() == [True, False]
 
 
-def test_row_must_name_one_of_several_users():
+def test_a_row_must_name_one_of_several_users(caplog):
     env = user_env((1,), [Shopper(), parrot])
-    with pytest.raises(ValueError, match="names no interaction; known: shopper, parrot"):
-        step(env, begin(env), "hello")
-
-
-def test_row_arguments_must_be_a_mapping():
-    env = rows_env(["shopper"], Shopper())
-    with pytest.raises(ValueError, match="is a mapping"):
-        env.reset()
+    td = step(env, begin(env), "hello")["next"]
+    assert "names no interaction; known: shopper, parrot" in caplog.text
+    assert td["agentic", "not_begun"].all()
+    assert td["truncated"].all()
 
 
 def test_columns_may_be_given_to_the_reset_itself():

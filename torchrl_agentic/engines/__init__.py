@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     )
     from torchrl_agentic.engines.engine_pool import EnginePool
     from torchrl_agentic.engines.http_engine import HTTPEngine
-    from torchrl_agentic.engines.lock_step import LockStep
     from torchrl_agentic.engines.look_alike_engine import ensure_engine
     from torchrl_agentic.engines.openai_engine import OpenAIEngine
     from torchrl_agentic.engines.pool_engines import PoolMember
@@ -43,7 +42,6 @@ _WHERE = {
     ),
     "engine_pool": ("EnginePool",),
     "http_engine": ("HTTPEngine",),
-    "lock_step": ("LockStep",),
     "look_alike_engine": ("ensure_engine",),
     "openai_engine": ("OpenAIEngine",),
     "pool_engines": ("PoolMember",),
@@ -63,7 +61,6 @@ __all__ = [
     "EngineUnusable",
     "Finish",
     "HTTPEngine",
-    "LockStep",
     "OnIds",
     "OpenAIEngine",
     "PoolMember",

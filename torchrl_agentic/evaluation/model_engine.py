@@ -8,10 +8,10 @@ from typing import Any, Literal, cast
 import torch
 
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.lock_step import LockStep
 from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.engines.vllm_engine import VLLMEngine
+from torchrl_agentic.rollout.lock_step import LockStep
 from torchrl_agentic.rollout.policies import agent_policy
 
 EngineName = Literal["transformers", "vllm"]

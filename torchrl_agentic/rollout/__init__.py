@@ -9,6 +9,7 @@ from torchrl_agentic.rollout.batch_metrics import average_metrics, batch_metrics
 from torchrl_agentic.rollout.checkpoints import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 from torchrl_agentic.rollout.generate import media_of, rollout, tasks_of
 from torchrl_agentic.rollout.load_tasks import load_tasks
+from torchrl_agentic.rollout.lock_step import LockStep
 from torchrl_agentic.rollout.loggers import log_metrics, open_logger
 from torchrl_agentic.rollout.policies import agent_policy, training_policy
 from torchrl_agentic.rollout.replay import Answered, Conversation, Difference, replay
@@ -24,6 +25,7 @@ __all__ = [
     "Checkpoints",
     "Conversation",
     "Difference",
+    "LockStep",
     "ModelState",
     "SFTData",
     "SFTRow",

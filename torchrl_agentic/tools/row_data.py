@@ -213,5 +213,6 @@ def without_answers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = cast("list[Any]", value)
         found = [without_answers(item) for item in items]
-        return value if all(new is old for new, old in zip(found, items, strict=True)) else found
+        is_same = all(new is old for new, old in zip(found, items, strict=True))
+        return items if is_same else found
     return value

@@ -1,4 +1,4 @@
-"""`Prompting`: the conversation of a trajectory that samples, and the way to the next message of the model."""
+"""`Prompting`: the conversation of a trajectory that samples, and its way to the next message."""
 
 from __future__ import annotations
 

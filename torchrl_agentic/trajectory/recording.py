@@ -9,6 +9,7 @@ from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.task_columns import final_answer
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
@@ -150,6 +151,7 @@ class RecordStage(Stage):
 
     def __init__(self, gts: Any = None, extras: Mapping[str, Any] | None = None, *, tokens: bool) -> None:
         self.gts: Sequence[Any] = RIGHT_ANSWERS if gts is None else (gts,)
+        self._is_known_answer = gts is None
         self.extras, self.tokens = dict(extras or {}), tokens
 
     def run(self, turns: Sequence[OpenTurn]) -> None:
@@ -171,6 +173,8 @@ class RecordStage(Stage):
         """
         found = lookup([*self.gts, *self.extras.values()])
         gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
+        if self._is_known_answer:
+            gts = final_answer(gts)
         extras = {name: _single(found.get(key)) for name, key in self.extras.items()}
         recording.annotate(gts=gts, **extras)
 
@@ -194,4 +198,4 @@ def token_record(ledger: TokenLedger, tokenizer: Any) -> TokenRecord:
 def _single(value: JSON) -> JSON:
     """Return the number of a column of one number per row."""
     items = cast("list[JSON]", value) if isinstance(value, list) else []
-    return items[0] if len(items) == 1 else value
+    return items[0] if len(items) == 1 else cast("JSON", value)

@@ -68,6 +68,8 @@ class UserStage(Stage):
         heard: list[Coroutine[Any, Any, None]] = []
         for turn in turns:
             user = turn.episode.user
+            if not turn.has_begun and not turn.is_over:  # the row named an unknown user
+                turn.end("not_begun", truncated=True)
             if user is None or user.is_over or not turn.has_begun:
                 continue
             is_asked = not (turn.is_over or turn.calls) and turn.last["role"] == "assistant"

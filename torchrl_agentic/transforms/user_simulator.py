@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,13 +16,18 @@ from torchrl.envs.transforms import Transform
 from torchrl_agentic.dispatch import Dispatcher, SessionRows
 from torchrl_agentic.interactions.user_tool import UserTool, tool_name
 from torchrl_agentic.limits import Limiter
+from torchrl_agentic.trajectory.columns import COLUMNS
 from torchrl_agentic.trajectory.episode import Episode
+from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.user_side import UserSide, chosen, named
 from torchrl_agentic.trajectory.users import UserStage
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.dataset_rows import columns
 from torchrl_agentic.transforms.pipeline import reset_rows
 from torchrl_agentic.transforms.turn_transform import TurnTransform
+
+logger = logging.getLogger(__name__)
 
 
 class UserSimulator(TurnTransform):
@@ -101,21 +107,30 @@ class UserSimulator(TurnTransform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for turn in self.compose.open_turns(tensordict, next_tensordict, self.stage.name):
-            if turn.episode.user is None:  # columns passed to `reset` reach transforms only at the first step
+            if (
+                turn.episode.user is None and turn.has_begun
+            ):  # columns passed to `reset` reach transforms only at the first step
                 self._begin(turn.episode, tensordict)
         return super()._step(tensordict, next_tensordict)
 
-    def _begin(self, episode: Episode, tensordict: TensorDictBase) -> None:
-        """Begin the user's side of a trajectory.
+    def _write(self, next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:
+        """Write replies and scores, and that a row cannot begin if its first step has said so."""
+        super()._write(next_tensordict, turns)
+        if not all(turn.has_begun for turn in turns):
+            specs.write_columns(next_tensordict, [COLUMNS["not_begun"]], self.compose.episodes, turns)
 
-        Raises:
-            ValueError: If the row names an unknown interaction.
-        """
+    def _begin(self, episode: Episode, tensordict: TensorDictBase) -> None:
+        """Begin the user's side of a trajectory; one that names an unknown user cannot begin."""
         column = self.stage.column
         found = columns(tensordict, episode.row, [column, ("extra_info", column)])
         own = found.get(column)
         value = found.get(("extra_info", column)) if own is None else own
-        name, kwargs = chosen(self.stage.interactions, f"{column!r} of row {episode.row}", value)
+        try:
+            name, kwargs = chosen(self.stage.interactions, f"{column!r} of row {episode.row}", value)
+        except ValueError as error:
+            logger.error("%s cannot begin: %s", episode.name, error)
+            episode.session.begin_error = episode.session.begin_error or error
+            return
         episode.user = UserSide(self._users.dispatcher, episode.session, name, kwargs)
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
@@ -124,11 +139,7 @@ class UserSimulator(TurnTransform):
         return tensordict
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
-        """Begin new conversations in the rows of the mask; the others continue.
-
-        Raises:
-            ValueError: If a row names an unknown interaction.
-        """
+        """Begin new conversations in the rows of the mask; the others continue."""
         size = tensordict_reset.batch_size.numel()
         is_new, self._mask = reset_rows(tensordict, self._mask, size), None
         for row in range(size):

@@ -12,9 +12,9 @@ from helpers.limit import limit
 from tensordict import TensorDict, TensorDictBase
 from torchrl.modules.llm import TransformersWrapper
 
-from torchrl_agentic.engines import LockStep, Sampled
+from torchrl_agentic.engines import Sampled
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.rollout import agent_policy
+from torchrl_agentic.rollout import LockStep, agent_policy
 from torchrl_agentic.testing import EngineContract, byte_tokenizer, load_tiny, run_skipping, tiny_questions
 from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows, write_rows
 
