@@ -14,7 +14,7 @@ from collector_load import Answers, Load, collect, tasks
 from helpers.collector_worlds import call, collector_of, encoded, numbered_tasks
 
 from torchrl_agentic import tool
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.testing import SimulatedEngine, run_skipping
 

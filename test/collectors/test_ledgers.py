@@ -25,13 +25,14 @@ from torchrl_agentic import (
     get_parser,
 )
 from torchrl_agentic.collectors import Task
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.rollout.policies import TokensToHistory
 from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
+from torchrl_agentic.tensors import leaves
 from torchrl_agentic.trajectory.reasons import REASONS
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
@@ -168,12 +169,12 @@ def test_a_collector_writes_the_ledger_of_the_environment(case):
 
     async def collect():
         transforms = environment(tokenizer, parser, stops, bound)
-        agent = Agent(transforms, None, max_turns=MAX_TURNS)
-        stop_ids = agent.encoder.stop_token_ids
+        spec = TrajectorySpec.of(list(leaves(transforms)), None, max_turns=MAX_TURNS)
+        stop_ids = spec.encoder.stop_token_ids
         engine = Interrupted(answers, cuts, stop_ids)
         requests = Requests(engine, stop_ids=stop_ids)
         run = TrajectoryRun(
-            agent, requests, Task("t", QUESTION), name="t", max_new_tokens=100_000, speculate=speculate
+            spec, requests, Task("t", QUESTION), name="t", max_new_tokens=100_000, speculate=speculate
         )
         return await run.run(), engine
 

@@ -8,10 +8,11 @@ from PIL import Image
 
 from torchrl_agentic import ImagePart, ToolCompose, ToolResult, tool
 from torchrl_agentic.collectors import Task
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.engines import ScriptedEngine
+from torchrl_agentic.tensors import leaves
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
@@ -52,14 +53,14 @@ def task():
 
 async def run(engine_class):
     processor = qwen("qwen2_5_vl")
-    agent = Agent(
-        ToolCompose([look], media=True),
+    spec = TrajectorySpec.of(
+        list(leaves(ToolCompose([look], media=True))),
         processor.tokenizer,
         max_turns=3,
         tokenizer_options={"processor": processor},
     )
     engine = engine_class([[CALL, "A red square."]], processor.tokenizer)
-    trajectory = await TrajectoryRun(agent, Requests(engine), task(), name="t").run()
+    trajectory = await TrajectoryRun(spec, Requests(engine), task(), name="t").run()
     return engine, trajectory, processor.tokenizer
 
 

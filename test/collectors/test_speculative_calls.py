@@ -8,12 +8,13 @@ from helpers.limit import limit
 
 from torchrl_agentic import Effects, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector, Task
-from torchrl_agentic.collectors.agent import Agent
 from torchrl_agentic.collectors.requests import Requests
-from torchrl_agentic.collectors.trajectory import TrajectoryRun
+from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.tensors import leaves
 from torchrl_agentic.testing import byte_tokenizer, load_tiny
+from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.speculative_calls import Detokenizer
 
 TASK = Task("t", [{"role": "user", "content": "go"}])
@@ -98,8 +99,8 @@ class Calls:
 
 
 async def run(engine, calls, tokenizer, **options):
-    agent = Agent(ToolCompose(calls.tools(), **options), tokenizer, max_turns=4)
-    return await TrajectoryRun(agent, Requests(engine), TASK, name="t", speculate=True).run()
+    spec = TrajectorySpec.of(list(leaves(ToolCompose(calls.tools())), **options), tokenizer, max_turns=4)
+    return await TrajectoryRun(spec, Requests(engine), TASK, name="t", speculate=True).run()
 
 
 @pytest.fixture
@@ -223,10 +224,8 @@ async def test_an_early_call_ends_with_its_trajectory(tokenizer):
         return ""
 
     engine = Dictated(tokenizer, [call("hang"), " "])
-    agent = Agent(ToolCompose([tool(hang)]), tokenizer, max_turns=4)
-    running = asyncio.create_task(
-        TrajectoryRun(agent, Requests(engine), TASK, name="t", speculate=True).run()
-    )
+    spec = TrajectorySpec.of(list(leaves(ToolCompose([tool(hang)]))), tokenizer, max_turns=4)
+    running = asyncio.create_task(TrajectoryRun(spec, Requests(engine), TASK, name="t", speculate=True).run())
     await asyncio.wait_for(started.wait(), PATIENCE_S)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -251,9 +250,9 @@ async def test_an_answer_that_is_lost_and_made_again_runs_no_call_twice(tokenize
     calls, answer = Calls(), [call("look", page=1), " "]
     engine = LostOnce(tokenizer, answer, answer, ["Done."])
     engine.go_on.set()
-    agent = Agent(ToolCompose(calls.tools()), tokenizer, max_turns=4)
+    spec = TrajectorySpec.of(list(leaves(ToolCompose(calls.tools()))), tokenizer, max_turns=4)
     requests = Requests(engine, backoff_s=0.001)
-    trajectory = await TrajectoryRun(agent, requests, TASK, name="t", speculate=True).run()
+    trajectory = await TrajectoryRun(spec, requests, TASK, name="t", speculate=True).run()
     assert calls.ran == [("look", 1)]
     assert [len(turn.outcome.results) for turn in trajectory.turns] == [1, 0]
 

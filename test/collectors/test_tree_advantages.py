@@ -14,9 +14,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from torchrl_agentic.collectors import Fork, Task, Trajectory, group_advantage, tree_advantage, tree_values
 from torchrl_agentic.collectors.batching import collector_batch
-from torchrl_agentic.collectors.segments import segments_of
 from torchrl_agentic.rollout import training_policy
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.trajectory.training_rows import training_rows
 
 REWARDS = st.floats(-10, 10, width=32)
 
@@ -155,8 +155,8 @@ def groups(draw):
 @given(groups())
 def test_the_rows_of_a_batch_contain_each_sampled_token_once(group):
     trajectories, n_sampled = group
-    segments = segments_of(trajectories)
-    assert sum(segment.is_leaf for segment in segments) == len(trajectories)
+    segments = training_rows(trajectories)
+    assert sum(segment.is_end for segment in segments) == len(trajectories)
     batch = collector_batch([(0, trajectories)], has_trees=True)
     assert len(batch) == len(segments) or not any(one.forks for one in trajectories)
     masks = [row["masks", "all_assistant_mask"] for row in batch.unbind(0)]

@@ -249,7 +249,7 @@ def test_pickled_environment_keeps_its_recorder_and_drops_trajectories(recorder:
     copy = pickle.loads(pickle.dumps(env))
     step(copy, begin(copy), "there")
     copy.close()
-    copy.transform.recordings.hook.hook.close()
+    copy.transform.hook.hook.close()
     assert [record.turns[0].message.text for record in dump()] == ["there"]
     env.close()
     assert sorted(record.turns[0].message.text for record in dump()) == ["here", "there"]

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torchrl_agentic.collectors.stats import CollectorStats
     from torchrl_agentic.collectors.task_stream import Curriculum, Progress, TaskStream
     from torchrl_agentic.collectors.workers import Workers
+    from torchrl_agentic.trajectory.advantages import tree_advantage, tree_values
     from torchrl_agentic.trajectory.fork import Fork
     from torchrl_agentic.trajectory.score import Score, Scorer
     from torchrl_agentic.trajectory.task import Task
     from torchrl_agentic.trajectory.trajectory import Trajectory
-    from torchrl_agentic.trajectory.tree_advantages import tree_advantage, tree_values
 
 __all__ = [
     "AgentCollector",
@@ -60,6 +60,6 @@ __getattr__ = load_lazily(
         ".trajectory.trajectory": ("Trajectory",),
         "task_stream": ("Curriculum", "Progress", "TaskStream"),
         "workers": ("Workers",),
-        ".trajectory.tree_advantages": ("tree_advantage", "tree_values"),
+        ".trajectory.advantages": ("tree_advantage", "tree_values"),
     },
 )

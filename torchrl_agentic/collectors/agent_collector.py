@@ -552,11 +552,10 @@ class AgentCollector(BaseCollector):
 
     def _check_batches(self) -> None:
         """Raise TypeError if there are no tokens to make batches of; log once that there is no reward."""
-        encoder = self._spec.encoder
-        if encoder is None or encoder.use_inference_chat_template:
+        if self._spec.encoder is None:
             raise TypeError(
-                "these trajectories have no tokens to train on, since the engine takes messages, or each "
-                "prompt is rendered anew: use collector.trajectories(), rollout() or evaluate()"
+                "these trajectories have no tokens to train on, since the engine takes messages: use "
+                "collector.trajectories(), rollout() or evaluate()"
             )
         if self._has_warned:
             return

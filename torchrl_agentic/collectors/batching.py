@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
-from torchrl_agentic.collectors.segments import Segment, segments_of
 from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
+from torchrl_agentic.trajectory.advantages import tree_advantage
 from torchrl_agentic.trajectory.columns import COLUMNS, KEY
+from torchrl_agentic.trajectory.fork import Fork
 from torchrl_agentic.trajectory.reasons import NUMBER_OF
+from torchrl_agentic.trajectory.training_rows import TrainingRow, training_rows
 from torchrl_agentic.trajectory.trajectory import Trajectory
-from torchrl_agentic.trajectory.tree_advantages import tree_advantage
 
 
 def group_advantage(rewards: torch.Tensor, group: int, *, eps: float = 1e-4) -> torch.Tensor:
@@ -77,90 +77,55 @@ def collector_batch(
 
     Args:
         groups: Number and trajectories of each group.
-        has_trees: Whether trajectories may have forked, which gives each `Segment` a row of its own.
+        has_trees: Whether trajectories may have forked, which gives each segment a row of its own.
     """
-    rows: list[TensorDictBase] = []
     every = [one for _, trajectories in groups for one in trajectories]
     names = {name: column.kind for name, column in COLUMNS.items() if column.kind is not list}
     for one in every:
         names.update((name, type(value)) for name, value in one.columns.items() if name not in names)
     scores = [one.score for one in every]
     parts = sorted({name for score in scores if score is not None for name in score.parts})
+    rows: list[TensorDictBase] = []
     for number, trajectories in groups:
-        if has_trees and any(trajectory.forks for trajectory in trajectories):
-            rows += (_segment_row(segment, number, names, parts) for segment in segments_of(trajectories))
-            continue
-        rewards = torch.tensor([float(one.reward) for one in trajectories], dtype=torch.float64)
-        advantages = group_advantage(rewards, len(trajectories))
-        for trajectory, advantage in zip(trajectories, advantages, strict=True):
-            row = _row(trajectory, number, advantage, names, parts)
-            rows.append(_mark_shared(row, 0, trajectory.path) if has_trees else row)
+        for one in training_rows(trajectories):
+            row = _row(one, number, names, parts)
+            rows.append(_mark_shared(row, one) if has_trees else row)
     return LazyStackedTensorDict(*rows, stack_dim=0)
 
 
-def _segment_row(
-    segment: Segment, group: int, names: Mapping[str, type], parts: Sequence[str]
-) -> TensorDictBase:
-    """Return the row of a segment: its trajectory up to its end, of which only its own tokens count."""
-    trajectory = segment.trajectory
-    if not segment.is_leaf:
-        assert trajectory.ledger is not None
-        fork = trajectory.forks[len(segment.path) - 1]
-        trajectory = replace(
-            trajectory,
-            turns=trajectory.turns[: fork.n_turns],
-            reason="",
-            terminated=False,
-            truncated=False,
-            ledger=trajectory.ledger.copy(segment.stop),
-            columns=fork.columns,
-            reward=segment.value,
-            seconds=fork.seconds,
-            score=None,
-        )
-    row = _row(trajectory, group, torch.tensor([[segment.advantage]]), names, parts)
-    if not segment.is_leaf:
-        row["next", "done"] = torch.zeros(1, dtype=torch.bool)
-    return _mark_shared(row, segment.start, segment.path)
-
-
-def _mark_shared(row: TensorDictBase, n_shared: int, path: Sequence[int]) -> TensorDictBase:
+def _mark_shared(row: TensorDictBase, of: TrainingRow) -> TensorDictBase:
     """Mark the first tokens of a row as a prefix that other rows share, which no loss counts here."""
-    row["masks", "all_assistant_mask"][:n_shared] = False
-    row["log_probs", "full"][:n_shared] = math.nan
-    row["collector", "policy_version"][:n_shared] = -1
-    row["collector", "shared"] = torch.arange(len(row["tokens", "full"])) < n_shared
-    row["collector", "path"] = NonTensorData(".".join(map(str, path)))
+    row["masks", "all_assistant_mask"][: of.start] = False
+    row["log_probs", "full"][: of.start] = math.nan
+    row["collector", "policy_version"][: of.start] = -1
+    row["collector", "shared"] = torch.arange(len(row["tokens", "full"])) < of.start
+    row["collector", "path"] = NonTensorData(".".join(map(str, of.path)))
     return row
 
 
-def _row(
-    trajectory: Trajectory,
-    group: int,
-    advantage: torch.Tensor,
-    names: Mapping[str, type],
-    parts: Sequence[str],
-) -> TensorDictBase:
-    ledger = trajectory.ledger
-    assert ledger is not None
+def _row(of: TrainingRow, group: int, names: Mapping[str, type], parts: Sequence[str]) -> TensorDictBase:
+    trajectory, ledger, is_end = of.trajectory, of.ledger, of.is_end
     row = ledger_row(ledger)
     size = len(row["tokens", "full"])
-    reward = torch.tensor([[float(trajectory.reward)]])
+    reward = torch.tensor([[of.reward]])
+    fork = None if is_end or len(of.path) > len(trajectory.forks) else trajectory.forks[len(of.path) - 1]
+    seconds = trajectory.seconds if fork is None else fork.seconds
     entries: dict[Any, Any] = {
         "reward": reward,
-        "advantage": advantage,
+        "advantage": torch.tensor([[of.advantage]]),
         ("next", "reward"): reward.clone(),
-        ("next", "done"): torch.ones(1, dtype=torch.bool),
-        ("next", "terminated"): torch.tensor([trajectory.terminated]),
-        ("next", "truncated"): torch.tensor([trajectory.truncated]),
+        ("next", "done"): torch.tensor([is_end]),
+        ("next", "terminated"): torch.tensor([is_end and trajectory.terminated]),
+        ("next", "truncated"): torch.tensor([is_end and trajectory.truncated]),
         ("collector", "policy_version"): column_tensor("q", ledger.columns(size).versions, None),
+        ("collector", "turn"): torch.tensor(of.turns[:size]),
         ("collector", "group"): torch.tensor([group]),
-        ("collector", "seconds"): torch.tensor([trajectory.seconds]),
+        ("collector", "seconds"): torch.tensor([seconds]),
         ("collector", "name"): NonTensorData(trajectory.name),
-        ("collector", "reason"): NonTensorData(trajectory.reason),
+        ("collector", "reason"): NonTensorData(trajectory.reason if is_end else ""),
         "query": NonTensorData(trajectory.question),
-        **{(KEY, name): value for name, value in _figures(trajectory, names).items()},
-        **{(KEY, "score", name): value for name, value in _parts(trajectory, parts).items()},
+        **{(KEY, name): value for name, value in _figures(of, fork, names).items()},
+        **{(KEY, "score", name): value for name, value in _parts(of, parts).items()},
     }
     if trajectory.task.answer is not None:
         entries["answer"] = NonTensorData(trajectory.task.answer)
@@ -172,19 +137,23 @@ def _row(
     return row
 
 
-def _figures(trajectory: Trajectory, names: Mapping[str, type]) -> Mapping[str, Any]:
-    """Return the entries under "agentic": numbers, each [1], and lists."""
-    known: dict[str, Any] = {"turn": len(trajectory.turns), **trajectory.columns}
-    known["ended_by"] = NUMBER_OF[trajectory.reason]
-    values = {name: known.get(name, kind()) for name, kind in names.items()}
-    return {name: _entry(value, names[name]) for name, value in values.items()}
+def _figures(of: TrainingRow, fork: Fork | None, names: Mapping[str, type]) -> Mapping[str, Any]:
+    """Return the entries under "agentic": numbers, [1], and lists; of an inner row, those at its fork."""
+    known: dict[str, Any] = {}
+    if of.is_end:
+        known = {"turn": len(of.trajectory.turns), **of.trajectory.columns}
+        known["ended_by"] = NUMBER_OF[of.trajectory.reason]
+    elif fork is not None:
+        known = {"turn": fork.n_turns, **fork.columns}
+    return {name: _entry(known.get(name, kind()), kind) for name, kind in names.items()}
 
 
 def _entry(value: Any, kind: type) -> Any:
     return NonTensorData(value) if kind is list else torch.tensor([kind(value)])
 
 
-def _parts(trajectory: Trajectory, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
+def _parts(of: TrainingRow, names: Sequence[str]) -> Mapping[str, torch.Tensor]:
     """Return the parts of a score, each [1]; all rows of a batch need the same keys, hence NaN for others."""
-    found = {} if trajectory.score is None else trajectory.score.parts
+    score = of.trajectory.score if of.is_end else None
+    found = {} if score is None else score.parts
     return {name: torch.tensor([float(found.get(name, math.nan))]) for name in names}

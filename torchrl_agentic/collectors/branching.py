@@ -223,9 +223,15 @@ def check_branches(spec: TrajectorySpec) -> None:
 
     Raises:
         TypeError: If a tool, a toolset or a simulated user has state that cannot be copied.
+        ValueError: If prompts are rendered anew.
     """
     if spec.users is not None:
         raise TypeError("branching= and UserSimulator exclude each other: simulated users have no branch()")
+    if spec.encoder is not None and spec.encoder.use_inference_chat_template:
+        raise ValueError(
+            "branching= and use_inference_chat_template=True exclude each other: branches share no tokens if "
+            "each prompt is rendered anew"
+        )
     for tool in map(_innermost, spec.dispatcher.tools):
         if has_sessions(tool) and type(tool).branch is Tool.branch:
             raise TypeError(

@@ -178,6 +178,7 @@ def _finished_to_json(one: Trajectory) -> dict[str, Any]:
         "terminated": one.terminated,
         "truncated": one.truncated,
         "ledger": _ledger_to_json(one.ledger),
+        "contexts": [_ledger_to_json(ledger) for ledger in one.contexts],
         "columns": plain(one.columns),
         "turn_rewards": plain(one.turn_rewards),
         "reward": float(one.reward),
@@ -199,7 +200,8 @@ def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
         _text(data, "reason"),
         bool(data["terminated"]),
         bool(data["truncated"]),
-        _ledger(data),
+        _ledger(data["ledger"]),
+        tuple(found for one in data["contexts"] if (found := _ledger(one)) is not None),
         dict(data["columns"]),
         tuple(map(float, data["turn_rewards"])),
         float(data["reward"]),
@@ -236,8 +238,7 @@ def _ledger_to_json(ledger: TokenLedger | None) -> dict[str, Any] | None:
     return {"ids": _packed(ledger.ids, _IDS), "runs": runs, "log_probs": _packed(known, _LOG_PROBS)}
 
 
-def _ledger(data: Mapping[str, Any]) -> TokenLedger | None:
-    found = data["ledger"]
+def _ledger(found: Mapping[str, Any] | None) -> TokenLedger | None:
     if found is None:
         return None
     ids, log_probs = _unpacked(found["ids"], _IDS), _unpacked(found["log_probs"], _LOG_PROBS)

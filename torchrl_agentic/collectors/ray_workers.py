@@ -100,7 +100,7 @@ class RayWorkers(Workers):
             raise RuntimeError("RayWorkers need a cluster: call ray.init() before the collector is created")
 
     def pack(self, spec: Any, name: str) -> bytes:
-        """Pickle what a worker creates its agent from, with limiters that hold over the cluster.
+        """Pickle what a worker creates its stages from, with limiters that hold over the cluster.
 
         Args:
             spec: A `WorkerSpec`.
@@ -223,14 +223,14 @@ class _RayWorker:
         self._host: WorkerHost | None = None
 
     async def start(self, spec: bytes) -> str:
-        """Create the agent; return the id of the node."""
+        """Create the stages; return the id of the node."""
         from torchrl_agentic.collectors.worker_host import WorkerHost
 
         unpickled = await asyncio.to_thread(pickle.loads, spec)
-        agent = await asyncio.to_thread(unpickled.agent)
+        shared = await asyncio.to_thread(unpickled.create)
 
         async def host() -> WorkerHost:
-            return WorkerHost(agent, unpickled)
+            return WorkerHost(shared, unpickled)
 
         self._host = await _on_loop(host())
         return _ray().get_runtime_context().get_node_id()

@@ -41,6 +41,7 @@ from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.training_rows import Contexts
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
 STOP_LIMIT_S = 30.0
@@ -150,6 +151,9 @@ class RemoteRun:
         self._sealed: list[Sealed[Said]] = []  # the turns behind those
         self._n_turns = 0
         self._ledger: TokenLedger | None = None if shared.spec.encoder is None else TokenLedger()
+        encoder = shared.spec.encoder
+        renders_anew = encoder is not None and encoder.use_inference_chat_template
+        self._contexts = Contexts() if renders_anew else None
         self._chat: list[Mapping[str, Any]] = []
         self._chat_tools: Sequence[Mapping[str, Any]] = ()
         self._media: dict[str, list[Any]] = {}
@@ -284,7 +288,7 @@ class RemoteRun:
             self._media.setdefault(kind, []).extend(items)
         assert self._ledger is not None
         on_ids = self._stream(place) if ask.streams else None
-        start = self._doing("engine")
+        start, size = self._doing("engine"), len(self._ledger)
         try:
             ids, finish = await self._shared.requests.sample(
                 self._ledger, max_tokens=ask.max_tokens, key=self._key, on_ids=on_ids, media=self._media
@@ -292,6 +296,8 @@ class RemoteRun:
         except Exception as error:
             self._refuse(place, error)
             return
+        if self._contexts is not None and ids:
+            self._contexts.note(self._ledger, size)
         self._span("engine", start, tokens=len(ids), status=finish)
         place.post(Answer(self.name, array("q", ids), finish, self._version))
 
@@ -393,9 +399,6 @@ class RemoteRun:
 
     def _finished(self, ended: Ended) -> Trajectory:
         self._open()
-        encoder, ledger = self._shared.spec.encoder, self._ledger
-        if encoder is not None and encoder.use_inference_chat_template:
-            ledger = None
         return Trajectory(
             self.name,
             self._task,
@@ -405,7 +408,8 @@ class RemoteRun:
             ended.reason,
             ended.terminated,
             ended.truncated,
-            ledger,
+            self._ledger,
+            () if self._contexts is None else tuple(self._contexts.ledgers),
             ended.columns,
             tuple(self._rewards),
             sum(self._rewards),

@@ -24,7 +24,6 @@ from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import FailedTask, FailureKind, FailurePolicy, failure_kind
 from torchrl_agentic.collectors.requests import Requests, is_cancelling
 from torchrl_agentic.collectors.scored_record import Reward, record_again
-from torchrl_agentic.collectors.segments import segments_of
 from torchrl_agentic.collectors.stats import CollectorStats
 from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
@@ -38,6 +37,7 @@ from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.task import Task
+from torchrl_agentic.trajectory.training_rows import training_rows
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class RolloutLoop:
                 self._is_exhausted = True
                 error = self._last_failure
                 if error is not None and not self._has_whole_groups and self._options.failure_hook is None:
-                    self._fail(error, f"all groups were dropped. {describe(error)}")
+                    self._fail(error, f"all groups were dropped. {describe(error)}\n{error}")
             self.has_ended()
             return groups or None
 
@@ -257,9 +257,8 @@ class RolloutLoop:
             return
         versions: Counter[int] = Counter()
         for group in groups:
-            for segment in segments_of(group.done):
-                if (ledger := segment.trajectory.ledger) is not None:
-                    versions.update(ledger.versions[segment.start : segment.stop])
+            for row in training_rows(group.done):
+                versions.update(row.ledger.versions[row.start :])
         del versions[-1]
         now = self._admission.version
         ages = {now - version: count for version, count in versions.items()}

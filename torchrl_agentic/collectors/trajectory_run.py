@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -155,7 +155,7 @@ class TrajectoryRun:
         session.group = group_name
         self._episode = Episode(
             session,
-            number=1 + int.from_bytes(os.urandom(7)),
+            number=_number_of(name),
             watch=self._watch,
             max_turns=task.max_turns,
             has_user=spec.users is not None,
@@ -361,6 +361,7 @@ class TrajectoryRun:
             episode.terminated,
             episode.truncated,
             prompt.ledger,
+            prompt.contexts,
             self._columns,
             tuple(self._rewards),
             sum(self._rewards),
@@ -460,3 +461,8 @@ class TrajectoryRun:
     @property
     def _forks(self) -> tuple[Fork, ...]:
         return () if self._forking is None else self._forking.forks
+
+
+def _number_of(name: str) -> int:
+    """Return a number above 0 for a trajectory, the same whenever it has this name."""
+    return 1 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())

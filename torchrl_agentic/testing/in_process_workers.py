@@ -41,7 +41,7 @@ class InProcessWorkers(Workers):
         """
         self.started += 1
         unpickled = pickle.loads(spec)
-        host = WorkerHost(await asyncio.to_thread(unpickled.agent), unpickled)
+        host = WorkerHost(await asyncio.to_thread(unpickled.create), unpickled)
         self.hosts[number] = host
         link = self._links[number] = _Link(host)
         return link

@@ -13,6 +13,7 @@ from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
+from torchrl_agentic.trajectory.training_rows import Contexts
 
 T = TypeVar("T")
 OnIds = Callable[[Sequence[int]], None]
@@ -105,6 +106,11 @@ class Prompting(ABC):
         return None
 
     @property
+    def contexts(self) -> tuple[TokenLedger, ...]:
+        """The contexts of a trajectory whose prompts are rendered anew; else empty."""
+        return ()
+
+    @property
     def written(self) -> TokenLedger | None:
         """The tokens up to the next answer, which a branch continues; None without tokens."""
         return None
@@ -140,6 +146,7 @@ class TokenPrompting(Prompting):
             if written is None
             else TokenWriter(encoder, written.copy(), messages=chat, tools=tools)
         )
+        self._contexts = Contexts() if encoder.use_inference_chat_template else None
         self._media: dict[str, list[Any]] = {}
         self._see_media(chat)
 
@@ -149,9 +156,12 @@ class TokenPrompting(Prompting):
         ids: list[int] = []
         if room is None or room > 0:
             bound = self._max_new_tokens if room is None else min(self._max_new_tokens, room)
+            size = len(self._writer.ledger)
             ids, self.finish = await self._sampler.sample(
                 self._writer, max_tokens=bound, key=self._key, on_ids=on_ids, media=self._media
             )
+            if self._contexts is not None and ids:
+                self._contexts.note(self._writer.ledger, size)
         self.n_sampled = len(ids)
         self.is_full = room is not None and len(ids) >= room
         return self._encoder.read_answer(ids)
@@ -185,14 +195,14 @@ class TokenPrompting(Prompting):
 
     @property
     def ledger(self) -> TokenLedger | None:
-        """The tokens of the trajectory, up to the bound.
-
-        None if each prompt is rendered anew, which keeps no earlier ids.
-        """
-        if self._encoder.use_inference_chat_template:
-            return None
+        """The tokens of the trajectory, up to the bound; of the last prompt, if each is rendered anew."""
         room, ledger = self._writer.room(self._context_length), self._writer.ledger
         return ledger.copy(len(ledger) + room) if room is not None and room < 0 else ledger
+
+    @property
+    def contexts(self) -> tuple[TokenLedger, ...]:
+        """The contexts of a trajectory whose prompts are rendered anew; else empty."""
+        return () if self._contexts is None else tuple(self._contexts.ledgers)
 
     @property
     def written(self) -> TokenLedger | None:

@@ -29,6 +29,8 @@ class Trajectory:
         terminated: Whether it ended by itself.
         truncated: Whether a bound ended it.
         ledger: Its tokens; None if the engine takes messages instead of tokens.
+        contexts: Its contexts in order, if its prompts are rendered anew (`Contexts`); empty if `ledger` is
+            the only one.
         columns: Its entries under "agentic" by name, as the turns add up (`COLUMNS`); missing ones are 0.
         turn_rewards: Rewards that the transforms gave for each turn.
         reward: The reward; until the reward function has run, the sum of `turn_rewards`.
@@ -48,6 +50,7 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     ledger: TokenLedger | None = None
+    contexts: tuple[TokenLedger, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     turn_rewards: tuple[float, ...] = ()
     reward: float = 0.0
@@ -171,7 +174,8 @@ class Trajectory:
     @property
     def n_sampled(self) -> int:
         """Number of sampled tokens, those before its forks included; 0 without tokens."""
-        return 0 if self.ledger is None else sum(self.ledger.mask)
+        ledgers = self.contexts or ((self.ledger,) if self.ledger is not None else ())
+        return sum(sum(ledger.mask) for ledger in ledgers)
 
 
 def _split(text: str) -> tuple[str, str]:

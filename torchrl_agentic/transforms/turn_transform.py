@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
+from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Transform
 
 from torchrl_agentic.dispatch.event_loop import run
@@ -18,7 +19,7 @@ from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage, act
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import beside, stepped
+from torchrl_agentic.transforms.pipeline import stepped, within
 
 if TYPE_CHECKING:
     from torchrl_agentic.transforms.compose import ToolCompose
@@ -53,10 +54,15 @@ class TurnTransform(Transform):
         """
         from torchrl_agentic.transforms.compose import ToolCompose
 
-        found = next(beside(self, ToolCompose), None)
-        if found is None:
-            raise RuntimeError(f"{self.stage.name} reads what ToolCompose writes: put it behind it")
-        return found
+        env: Any = self.container
+        while env is not None:  # one that another environment contains may have it
+            found = next(within(getattr(env, "transform", None), ToolCompose), None)
+            if found is not None:
+                return found
+            env = env.base_env if isinstance(env, TransformedEnv) else None
+        raise RuntimeError(
+            f"{self.stage.name} reads what ToolCompose writes: put it behind one; without tools, ToolCompose([])"
+        )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         compose = self.compose
