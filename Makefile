@@ -43,7 +43,7 @@ test-floors: .venv-floors/ready
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/pytest -m engines -W default test/parsers/test_engines.py test/rollout/test_vllm.py \
-		test/engines/test_vllm_engine.py test/collectors/test_collector_vllm.py \
+		test/engines/test_vllm_engine.py test/engines/test_vllm_llm.py test/collectors/test_collector_vllm.py \
 		test/collectors/test_training_vllm.py
 
 # A server of vLLM in a process of its own, Ray actors, and the example with vLLM; CI has no time for them.

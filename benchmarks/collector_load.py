@@ -14,21 +14,22 @@ import math
 import random
 import time
 from array import array
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictSequential
 from torchrl.envs import Compose
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer, tool
 from torchrl_agentic.collectors import AgentCollector, Task
+from torchrl_agentic.rollout.answer_rows import Answer, answered
+from torchrl_agentic.rollout.bounded_sampler import BoundedSampler
 from torchrl_agentic.rollout.policies import FullSequence, TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import EngineSampler
 from torchrl_agentic.testing import SimulatedEngine, load_tiny
 from torchrl_agentic.transforms import history as border
+from torchrl_agentic.transforms.token_rows import TokenRow
 
 TOKENIZER = load_tiny()[1]
 EOS: int = TOKENIZER.eos_token_id
@@ -301,7 +302,7 @@ def seconds_of(sizes: list[int]) -> float:
     return seconds
 
 
-class LockStep(EngineSampler):
+class LockStep(BoundedSampler):
     """A policy that samples the answers of a load, all rows at once, and counts the time of a turn.
 
     Its clock is processor time, plus what the engine takes for the rows together, plus the longest tool of
@@ -312,15 +313,11 @@ class LockStep(EngineSampler):
     """
 
     def __init__(self, load: Load) -> None:
-        TensorDictModuleBase.__init__(self)
-        self.in_keys: Any = [("tokens", "prompt")]
-        self.out_keys: Any = ["tokens", ("masks", "all_attention_mask"), ("log_probs", "response")]
-        self.sampling, self.load = None, load
-        self.__dict__["engine"] = self
+        super().__init__(max_new_tokens=1 << 20, length=None, log_probs=True)
+        self.load = load
         self.waited_s = self.own_s = 0.0
         self.tokens = self.answers = 0
         self._places: list[tuple[int, int]] = []
-        self._log_prob = SimpleNamespace(logprob=-1.0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Find the place of each row in the load, and sample."""
@@ -328,7 +325,7 @@ class LockStep(EngineSampler):
         self._places = [(int(each[0]["content"][1:]), (len(each) - 1) // 2) for each in conversations]
         return super().forward(tensordict)
 
-    def generate(self, asked: list[Any], sampling: object, use_tqdm: bool) -> list[Any]:
+    def sample(self, prompts: Sequence[TokenRow], *more: object) -> list[Answer]:
         """Return an answer per row."""
         start = time.process_time()
         found = [self.load.answer(*place) for place in self._places]
@@ -337,14 +334,8 @@ class LockStep(EngineSampler):
         self.waited_s += seconds_of([len(ids) for ids in found]) + max(naps, default=0.0)
         self.tokens += sum(map(len, found))
         self.answers += len(found)
-        requests = [
-            SimpleNamespace(
-                outputs=[SimpleNamespace(token_ids=ids, logprobs=[{t: self._log_prob} for t in ids])]
-            )
-            for ids in found
-        ]
         self.own_s += time.process_time() - start
-        return requests
+        return [answered(row, list(ids), [-1.0] * len(ids)) for row, ids in zip(prompts, found, strict=True)]
 
     def policy(self) -> TensorDictSequential:
         """Return the whole policy."""

@@ -13,9 +13,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -25,6 +24,7 @@ from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose, TurnTokenizer
 from torchrl_agentic.collectors import AgentCollector, Task
+from torchrl_agentic.engines import Engine, Sampled, VLLMEngine
 from torchrl_agentic.errors import StopSignal
 from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, content_text
 from torchrl_agentic.parsers import ToolCallParser
@@ -106,34 +106,36 @@ def exact(tokenizer: Any) -> dict[str, Any]:
     }
 
 
-class Open:
+class Open(Engine):
     """An engine that is asked only for the rows whose trajectories have not ended.
 
     Args:
-        llm: The engine.
+        engine: The engine.
         first: Number of the trajectory in the first row.
         stop_id: The answer of the other rows.
     """
 
-    def __init__(self, llm: Any, first: int, stop_id: int) -> None:
-        self._llm, self._first, self._stop_id = llm, first, stop_id
-        self._turn = self.tokens = 0
+    def __init__(self, engine: VLLMEngine, first: int, stop_id: int) -> None:
+        self._engine, self._first, self._stop_id = engine, first, stop_id
+        self._turns: dict[str, int] = {}  # by trajectory, in the order of the rows
+        self.tokens = 0
 
-    def generate(self, asked: list[Any], *args: Any, **options: Any) -> list[Any]:
-        """Generate for the rows that are open."""
-        is_open = [len(naps_of(self._first + row)) >= self._turn for row in range(len(asked))]
-        found = iter(
-            self._llm.generate([a for a, yes in zip(asked, is_open, strict=True) if yes], *args, **options)
-        )
-        known = SimpleNamespace(
-            token_ids=[self._stop_id], logprobs=[{self._stop_id: SimpleNamespace(logprob=0.0)}]
-        )
-        answers = [next(found) if yes else SimpleNamespace(outputs=[known]) for yes in is_open]
-        self.tokens += sum(
-            len(a.outputs[0].token_ids) for a, yes in zip(answers, is_open, strict=True) if yes
-        )
-        self._turn += 1
-        return answers
+    async def sample(self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: Any = None) -> Sampled:
+        """Sample an answer if the trajectory of the row is open."""
+        turn = self._turns[key] = self._turns.get(key, -1) + 1
+        if len(naps_of(self._first + list(self._turns).index(key))) < turn:
+            return Sampled([self._stop_id], [0.0])
+        found = await self._engine.sample(ids, max_tokens=max_tokens, key=key)
+        self.tokens += len(found.ids)
+        return found
+
+    async def update(self, weights: Any) -> int:
+        """Load new weights."""
+        return await self._engine.update(weights)
+
+    async def close(self) -> None:
+        """Close the engine, and leave vLLM open."""
+        await self._engine.close()
 
 
 def lock_step(llm: Any, tokenizer: Any, rows: int) -> tuple[float, float]:
@@ -160,8 +162,9 @@ def lock_step(llm: Any, tokenizer: Any, rows: int) -> tuple[float, float]:
         env = TransformedEnv(
             ChatEnv(batch_size=(rows,)), Compose(compose, EndTrajectory(max_turns=TURNS), turns)
         )
-        policy: Any = agent_policy(llm, tokenizer, max_new_tokens=SIZE, generate_kwargs=exact(tokenizer))
-        policy.module[0].sampler.engine = engine = Open(llm, first, tokenizer.eos_token_id)
+        vllm = VLLMEngine(llm, tokenizer=tokenizer, sampling=exact(tokenizer))
+        engine = Open(vllm, first, tokenizer.eos_token_id)
+        policy = agent_policy(engine, tokenizer, max_new_tokens=SIZE)
         queries = [NonTensorData(question["query"]) for question in questions[first : first + rows]]
         query = TensorDict({"query": LazyStackedTensorDict.lazy_stack(queries)}, batch_size=[rows])
         start, own = time.perf_counter(), time.process_time()
@@ -271,8 +274,6 @@ def test_unequal_trajectories(benchmark: Benchmark, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # no compiler runs while time is measured
     from vllm import LLM
-
-    from torchrl_agentic.engines import VLLMEngine
 
     tokenizer = load_tiny()[1]
     beside: dict[int, float] = {}

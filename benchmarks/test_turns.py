@@ -1,7 +1,8 @@
 """The cost of a turn of a whole environment, and of what a collector does with it, as conversations grow.
 
-The file runs against any commit that has `EngineSampler`: copy it into an older checkout, and `compare.py`
-measures both. Take processor time (`--benchmark-timer=time.process_time`), which other programs change least.
+The file runs against any commit whose `agent_policy` takes an `Engine`: copy it into an older checkout, and
+`compare.py` measures both. Take processor time (`--benchmark-timer=time.process_time`), which other programs
+change least.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import gc
 import pickle
 import tracemalloc
 import warnings
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,13 +19,12 @@ import torch
 from helpers.chat_envs import dataset_env
 from rig import noop
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.envs import Compose, TransformedEnv
 from torchrl.envs.llm import ChatEnv
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
-from torchrl_agentic.rollout.policies import FullSequence, TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import EngineSampler
+from torchrl_agentic.engines import Engine, Sampled
+from torchrl_agentic.rollout import agent_policy
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.testing.tiny import load_tiny
 from torchrl_agentic.transforms.history import as_history
@@ -39,26 +38,22 @@ Benchmark = Callable[..., Any]
 CALL = '<tool_call>\n{"name": "noop", "arguments": {"a": 1}}\n</tool_call>'
 
 
-class Engine:
+class Instant(Engine):
     """An engine that answers every prompt at once, with the same ids."""
 
     def __init__(self, ids: list[int]) -> None:
-        log_probs = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-        self.answer = SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=log_probs)])
+        self._answer = Sampled(ids, [-0.5] * len(ids))
 
-    def generate(self, asked: list[Any], sampling: object, use_tqdm: bool) -> list[Any]:
-        """Return one answer per prompt."""
-        return [self.answer] * len(asked)
+    async def sample(self, ids: Sequence[int], *, max_tokens: int, key: str, on_ids: Any = None) -> Sampled:
+        """Return the answer."""
+        return self._answer
 
+    async def update(self, weights: Any) -> int:
+        """Ignore weights."""
+        return self.version
 
-class Sampler(EngineSampler):
-    """An `EngineSampler` around `Engine`, without vLLM's parameters."""
-
-    def __init__(self, engine: Engine) -> None:
-        TensorDictModuleBase.__init__(self)
-        self.in_keys: Any = [("tokens", "prompt")]
-        self.out_keys: Any = ["tokens", ("masks", "all_attention_mask"), ("log_probs", "response")]
-        self.engine, self.sampling = engine, None
+    async def close(self) -> None:
+        """Close nothing."""
 
 
 class Talk:
@@ -76,9 +71,7 @@ class Talk:
             transforms.append(
                 TurnTokenizer(tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable")
             )
-            self.policy = TensorDictSequential(
-                [Sampler(Engine(ids)), TokensToHistory(tokenizer), FullSequence()]
-            )
+            self.policy = agent_policy(Instant(ids), tokenizer)
         self.env = TransformedEnv(ChatEnv(batch_size=(rows,)), Compose(*transforms))
         chat = [
             {"role": ("user", "assistant")[index % 2], "content": content or f"message {index}"}

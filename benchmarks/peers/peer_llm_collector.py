@@ -13,59 +13,21 @@ import threading
 import time
 import warnings
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from engine import PeerEngine, engine_alone
 from load import CALL_TIMEOUT_S, MAX_TOKENS, MAX_TURNS, question, tokenizer, work
 from measure import Run
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer, tool
-from torchrl_agentic.rollout.policies import FullSequence, TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import EngineSampler
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.rollout import agent_policy
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torchrl.collectors.llm import LLMCollector
-
-
-class LockStep(EngineSampler):
-    """A policy that samples an answer for each row, and returns when all have one.
-
-    Args:
-        engine: The engine.
-        loop: The event loop that it runs on, in another thread.
-    """
-
-    def __init__(self, engine: PeerEngine, loop: asyncio.AbstractEventLoop) -> None:
-        TensorDictModuleBase.__init__(self)
-        self.in_keys: Any = [("tokens", "prompt")]
-        self.out_keys: Any = ["tokens", ("masks", "all_attention_mask"), ("log_probs", "response")]
-        self.sampling = None
-        self.__dict__.update(engine=self, _asked=engine, _loop=loop)
-        self._log_prob = SimpleNamespace(logprob=-1.0)
-
-    def generate(self, asked: list[Any], sampling: object, use_tqdm: bool) -> list[Any]:
-        """Return an answer per row, in vLLM's form."""
-
-        async def ask() -> list[Any]:
-            prompts = [each["prompt_token_ids"] for each in asked]
-            return await asyncio.gather(
-                *(self._asked.sample(ids, max_tokens=MAX_TOKENS, key="") for ids in prompts)
-            )
-
-        answers = asyncio.run_coroutine_threadsafe(ask(), self._loop).result()
-        outputs = [
-            SimpleNamespace(
-                token_ids=list(answer.ids), logprobs=[{id_: self._log_prob} for id_ in answer.ids]
-            )
-            for answer in answers
-        ]
-        return [SimpleNamespace(outputs=[output]) for output in outputs]
 
 
 def main() -> None:
@@ -74,8 +36,6 @@ def main() -> None:
     run = Run(sys.argv[1:4], model_tokenizer)
     load = run.load
     own = asyncio.run(engine_alone(load, run.script)) if run.measure == "plain" else 0.0
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
     engine = PeerEngine(run.script)
     run.count = lambda: {"asked": engine.asked, "answered": engine.answered, "sampled": dict(engine.sampled)}
     compose = ToolCompose(
@@ -92,7 +52,7 @@ def main() -> None:
         TurnTokenizer(model_tokenizer, tools=compose.tools, tokenization_sanity_check_mode="disable"),
     ):
         env.append_transform(transform)
-    policy = TensorDictSequential([LockStep(engine, loop), TokensToHistory(model_tokenizer), FullSequence()])
+    policy = agent_policy(engine, model_tokenizer, max_new_tokens=MAX_TOKENS)
     collector = LLMCollector(env, policy=policy, dialog_turns_per_batch=1, yield_completed_trajectories=True)
     run.begin()
     threading.Thread(target=watch, args=(run, own), daemon=True).start()
@@ -106,7 +66,7 @@ def main() -> None:
                 run.deliver(number, sampled[number])
         if run.measure == "updates" and time.monotonic() - updated >= 1.0:
             updated = time.monotonic()
-            asyncio.run_coroutine_threadsafe(engine.update(None), loop).result()
+            event_loop.run(engine.update(None))
         if run.is_complete:
             run.end(own)
 

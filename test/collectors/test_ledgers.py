@@ -28,8 +28,8 @@ from torchrl_agentic.collectors import Task
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.engines import Engine, Sampled
+from torchrl_agentic.rollout.answer_rows import answered, prompt_rows, write_answers
 from torchrl_agentic.rollout.policies import TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
 from torchrl_agentic.tensors import leaves
 from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.trajectory.spec import TrajectorySpec

@@ -99,7 +99,7 @@ class Calls:
 
 
 async def run(engine, calls, tokenizer, **options):
-    spec = TrajectorySpec.of(list(leaves(ToolCompose(calls.tools())), **options), tokenizer, max_turns=4)
+    spec = TrajectorySpec.of(list(leaves(ToolCompose(calls.tools(), **options))), tokenizer, max_turns=4)
     return await TrajectoryRun(spec, Requests(engine), TASK, name="t", speculate=True).run()
 
 

@@ -357,7 +357,7 @@ async def test_wrong_arguments_are_refused(llm):
             VLLMEngine(llm, tokenizer=TOKENIZER, sampling={name: 1})
     with pytest.raises(ValueError, match="on_update is 'abort', 'wait' or 'keep'"):
         VLLMEngine(llm, tokenizer=TOKENIZER, on_update="drop")
-    with pytest.raises(TypeError, match="agent_policy takes a vllm"):
+    with pytest.raises(TypeError, match="AsyncLLM or LLM"):
         VLLMEngine(object(), tokenizer=TOKENIZER)
 
 

@@ -18,8 +18,8 @@ from torchrl_agentic import (
 from torchrl_agentic.collectors.batching import collector_batch
 from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.records import Recording, TrajectoryHook
+from torchrl_agentic.rollout.answer_rows import answered, prompt_rows, write_answers
 from torchrl_agentic.rollout.policies import TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import answered, prompt_rows, write_answers
 from torchrl_agentic.testing import load_tiny
 from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import history as border

@@ -10,8 +10,8 @@ from helpers.limit import limit
 from helpers.token_rollouts import Says, sampled_ids
 
 from torchrl_agentic import EndTrajectory, ToolCompose, TurnTokenizer
+from torchrl_agentic.rollout.answer_rows import prompt_rows, write_answers
 from torchrl_agentic.rollout.policies import FullSequence, TokensToHistory
-from torchrl_agentic.rollout.vllm_sampler import prompt_rows, write_answers
 from torchrl_agentic.testing import ScriptedPolicy, load_tiny
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.token_rows import TokenRow

@@ -298,7 +298,7 @@ def test_advantages_compare_within_a_group(rewards, expected):
 def test_unusable_options_are_rejected_with_the_reason(tokenizer, model):
     with pytest.raises(ValueError, match="mode is 'tokens' or 'history'; got 'text'"):
         agent_policy(model, tokenizer, mode="text")
-    with pytest.raises(TypeError, match=r"transformers model or a vLLM engine.*got str"):
+    with pytest.raises(TypeError, match=r"transformers model, a vLLM engine or an Engine.*got str"):
         agent_policy("model", tokenizer)
     with pytest.raises(ValueError, match="structural tags need vLLM"):
         agent_policy(model, tokenizer, tool_choice="auto", parser="hermes")

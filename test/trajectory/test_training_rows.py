@@ -132,6 +132,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+FORGETS = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content if loop.last or message.role != 'assistant' else message.content.split('</think>')[-1] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
 class Thinks(Engine):
     """Answers with reasoning, which templates drop later; each token has a log-probability of its own."""
 
@@ -158,7 +164,9 @@ class Thinks(Engine):
 def test_the_tokens_of_an_engine_count_once_in_the_batches_of_a_collector(renders_anew, branching):
     engine = Thinks()
     compose = ToolCompose([add])
-    writer = TurnTokenizer(TOKENIZER, tools=compose.tools, use_inference_chat_template=renders_anew)
+    writer = TurnTokenizer(
+        TOKENIZER, tools=compose.tools, use_inference_chat_template=renders_anew, chat_template=FORGETS
+    )
     with AgentCollector(
         Compose(compose, EndTrajectory(when_no_calls=True), writer),
         engine=engine,

@@ -9,7 +9,7 @@ import math
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import OUTAGE_S
@@ -36,6 +36,27 @@ class WrongAnswer(InfrastructureError):
 
 class EngineCrash(InfrastructureError):
     """An engine raised an exception that its protocol does not know; the request is not made again."""
+
+
+class Answered(Protocol):
+    """Tokens to which an answer is appended, such as a `TokenWriter` or a `TokenLedger`."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Token ids so far, [T]."""
+        ...
+
+    def add_sampled(
+        self, ids: Sequence[int], log_probs: Sequence[float] | None = None, *, version: int | None = None
+    ) -> None:
+        """Append sampled tokens.
+
+        Args:
+            ids: Their ids.
+            log_probs: One log-probability per id, in nats, or None if they are unknown.
+            version: Policy version that sampled them.
+        """
+        ...
 
 
 def is_cancelling() -> bool:
@@ -150,6 +171,17 @@ class Requests:
         self.permits.answered(len(found[0]))
         return found
 
+    async def answer(self, tokens: Answered, *, max_tokens: int, key: str) -> tuple[list[int], Finish]:
+        """Sample one answer as `sample` does, but hold no request back for the KV cache.
+
+        Args:
+            tokens: Tokens of the trajectory, to which the answer is appended.
+            max_tokens: Upper bound on the tokens of the answer.
+            key: Name of the trajectory.
+        """
+        async with self._answering():
+            return await self._sample(tokens, max_tokens, key, None, None)
+
     def _answering(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return the context of one answer, its retries and resumed parts included."""
         return self._gate.request() if self._drains else contextlib.nullcontext()
@@ -160,7 +192,7 @@ class Requests:
 
     async def _sample(
         self,
-        writer: TokenWriter | TokenLedger,
+        writer: Answered,
         max_tokens: int,
         key: str,
         on_ids: OnIds | None,

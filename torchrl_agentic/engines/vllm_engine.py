@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import uuid
+import weakref
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -70,8 +73,9 @@ class VLLMEngine(Engine):
     by another way, such as vLLM's weight transfer over NCCL or CUDA IPC.
 
     Args:
-        engine: A `vllm.v1.engine.async_llm.AsyncLLM`, which must be used on one event loop only, or TorchRL's
-            `AsyncVLLM`. It stays open when this object is closed.
+        engine: A `vllm.v1.engine.async_llm.AsyncLLM`, which must be used on one event loop only; a
+            `vllm.LLM`, which works on a thread of its own, so that nothing else may use it while requests
+            run; or TorchRL's `AsyncVLLM`. It stays open when this object is closed.
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
@@ -82,7 +86,8 @@ class VLLMEngine(Engine):
         on_update: What an update does to requests that run: "abort" them, so that they may be resumed under
             the new weights; "wait" for their end; or "keep" them, which continues answers under the new
             weights and gives them the version of their first token.
-            None: "wait" under a constraint on tool calls, which cannot resume, and "abort" otherwise.
+            None: "wait" under a constraint on tool calls, which cannot resume, and for a `vllm.LLM`, which
+            cannot abort; "abort" otherwise.
         load_weights: Loads new weights: `await load_weights(engine, weights)`, while vLLM is paused.
         weights_parent: Folder for the files of new weights, which all workers of vLLM must see; by default
             in memory or among temporary files.
@@ -166,9 +171,13 @@ class VLLMEngine(Engine):
             raise ValueError("a constrained answer cannot be resumed; on_update must be 'wait' or 'keep'")
         if on_update == "keep" and not self._server.has_labels:
             raise ValueError(
-                "AsyncVLLM cannot keep requests over an update; on_update must be 'abort' or 'wait'"
+                f"{type(engine).__name__} cannot keep requests over an update; on_update must be 'wait', or "
+                "'abort' for AsyncVLLM"
             )
-        self._on_update: OnUpdate = on_update or ("abort" if self.can_resume else "wait")
+        if on_update == "abort" and not self._server.can_abort:
+            raise ValueError("a vllm.LLM cannot abort requests for an update; on_update must be 'wait'")
+        may_abort = self.can_resume and self._server.can_abort
+        self._on_update: OnUpdate = on_update or ("abort" if may_abort else "wait")
         self._load_weights, self._weights_parent = load_weights, weights_parent
         self._log_probs = log_probs
         self._owns = False
@@ -367,6 +376,18 @@ class _Server(ABC):
     """The head of the model shares the weights of its embedding."""
     has_labels: bool
     """Answers have the labels of the weights that sampled them."""
+    can_abort: bool = True
+    """An update can end requests with the ids that they have."""
+
+    def read(self, config: Any) -> None:
+        """Read the facts about a model off vLLM's configuration."""
+        replicas = config.parallel_config.data_parallel_size
+        self.max_concurrent = config.scheduler_config.max_num_seqs * replicas
+        self.context_length = config.model_config.max_model_len
+        self.vocab_size = config.model_config.get_vocab_size()
+        self.generation_config = config.model_config.try_get_generation_config()
+        self.model = config.model_config.model
+        self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
 
     @abstractmethod
     async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
@@ -410,15 +431,8 @@ class _InProcess(_Server):
     has_labels = True
 
     def __init__(self, engine: Any) -> None:
-        config = engine.vllm_config
         self.engine = engine
-        replicas = config.parallel_config.data_parallel_size
-        self.max_concurrent = config.scheduler_config.max_num_seqs * replicas
-        self.context_length = config.model_config.max_model_len
-        self.vocab_size = config.model_config.get_vocab_size()
-        self.generation_config = config.model_config.try_get_generation_config()
-        self.model = config.model_config.model
-        self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
+        self.read(engine.vllm_config)
         self._stats = _stats_of(engine)
 
     def pressure(self) -> EnginePressure | None:
@@ -473,6 +487,160 @@ class _InProcess(_Server):
         if self.engine.output_handler is not None:
             self.engine.output_handler.cancel()  # it would take the end of vLLM for a crash
         await asyncio.to_thread(self.engine.shutdown, _SHUTDOWN_S)
+
+
+class _Offline(_Server):
+    """A `vllm.LLM` in this process, which has no names for its weights, and does one thing at a time."""
+
+    has_labels = False
+    can_abort = False
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.read(engine.llm_engine.vllm_config)
+        self._stats = _stats_of(engine.llm_engine)
+        self._stepper = _steppers.setdefault(engine, _Stepper(engine.llm_engine))
+
+    def pressure(self) -> EnginePressure | None:
+        return None if self._stats is None else self._stats.pressure()
+
+    def check_loop(self) -> None:
+        pass
+
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
+        job = _Job(name, ids, params, on_ids, asyncio.get_running_loop().create_future())
+        self._stepper.add(job)
+        try:
+            with _errors():
+                return await job.future
+        except asyncio.CancelledError:
+            self._stepper.abort(job)
+            raise
+
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        del mode  # updates wait for the end of all requests
+
+    async def load(self, folder: str) -> None:
+        with _errors():
+            await self._stepper.call(
+                self.engine.collective_rpc, "reload_weights", kwargs={"weights_path": folder}
+            )
+            await self._stepper.call(self.engine.reset_prefix_cache)
+
+    async def mark(self, label: str) -> None:
+        del label
+
+    async def resume(self) -> None:
+        pass
+
+    async def shut_down(self) -> None:
+        await self._stepper.call(self.engine.llm_engine.engine_core.shutdown)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request to a `vllm.LLM`; `found` is the answer so far."""
+
+    name: str
+    ids: list[int]
+    params: Any
+    on_ids: OnIds | None
+    future: asyncio.Future[_Answer]
+    found: _Answer = _Answer([], [], "abort")
+
+    def tell(self, output: Any) -> None:
+        """Pass an output or an error on to the event loop of the request; any thread may call."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.future.get_loop().call_soon_threadsafe(self._hear, output)
+
+    def _hear(self, output: Any) -> None:
+        if self.future.done():
+            return
+        try:
+            if isinstance(output, Exception):
+                raise output
+            piece = _answer_of(output)
+            if self.on_ids is not None and piece.ids:
+                self.on_ids(piece.ids)
+            self.found = _joined(self.found, piece)
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            if output.finished:
+                self.future.set_result(self.found)
+
+
+class _Stepper:
+    """Steps the engine of a `vllm.LLM` on a thread of its own while there are requests.
+
+    Args:
+        engine: The `LLMEngine` of the LLM.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, "torchrl_agentic-vllm")
+        self._jobs: deque[_Job] = deque()  # that begin, or are cancelled
+        self._running: dict[str, _Job] = {}
+
+    def add(self, job: _Job) -> None:
+        """Begin a request, in one step with the others of this moment."""
+        self._jobs.append(job)
+        if len(self._jobs) == 1:
+            asyncio.get_running_loop().call_soon(self._thread.submit, self._step_all)
+
+    def abort(self, job: _Job) -> None:
+        """End a request whose caller was cancelled."""
+        self.add(job)
+
+    async def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a function on the thread, when no request runs."""
+        made = functools.partial(function, *args, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, made)
+
+    def _step_all(self) -> None:
+        """Run steps until there are no requests."""
+        while True:
+            self._take()
+            if not self._engine.has_unfinished_requests():
+                return
+            try:
+                outputs = self._engine.step()
+            except Exception as error:
+                failed, self._running = self._running, {}
+                for job in failed.values():
+                    job.tell(error)
+                return
+            for output in outputs:
+                job = self._running.get(output.request_id)
+                if job is not None:
+                    job.tell(output)
+                    if output.finished:
+                        del self._running[job.name]
+
+    def _take(self) -> None:
+        """Hand the engine the requests that begin, and end those that were cancelled."""
+        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
+
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.name in self._running:
+                del self._running[job.name]
+                self._engine.abort_request([job.name])
+            elif not job.future.done():
+                try:
+                    self._engine.add_request(job.name, tokens_input(job.ids), job.params)
+                except Exception as error:
+                    job.tell(error)
+                else:
+                    self._running[job.name] = job
+
+
+_steppers: weakref.WeakKeyDictionary[Any, _Stepper] = weakref.WeakKeyDictionary()
+"""One per `vllm.LLM`, since engines that share it must not step it at the same time."""
 
 
 class _Stats:
@@ -686,17 +854,30 @@ def logprobs_mode(engine: Any) -> str | None:
     return next((mode for one in places if (mode := getattr(one, "logprobs_mode", None))), None)
 
 
+def is_vllm(model: Any) -> bool:
+    """Return True for what `VLLMEngine` takes, without importing vLLM.
+
+    Args:
+        model: An object of any class.
+    """
+    return bool(_kinds_of(model) & {("vllm", "AsyncLLM"), ("vllm", "LLM"), ("torchrl", "AsyncVLLM")})
+
+
+def _kinds_of(model: Any) -> set[tuple[str, str]]:
+    """Return the package and the name of each class of an object."""
+    return {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
+
+
 def _server_of(engine: Any) -> _Server:
     """Return the server that an engine is."""
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(engine).__mro__}
+    kinds = _kinds_of(engine)
     if ("vllm", "AsyncLLM") in kinds:
         return _InProcess(engine)
+    if ("vllm", "LLM") in kinds:
+        return _Offline(engine)
     if ("torchrl", "AsyncVLLM") in kinds:
         return _Actors(engine)
-    raise TypeError(
-        f"engine is a vLLM AsyncLLM or TorchRL's AsyncVLLM; got {type(engine).__name__}"
-        " (agent_policy takes a vllm.LLM)"
-    )
+    raise TypeError(f"engine is vLLM's AsyncLLM or LLM, or TorchRL's AsyncVLLM; got {type(engine).__name__}")
 
 
 def saved_generation_config(model: str) -> Any:

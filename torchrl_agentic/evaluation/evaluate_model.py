@@ -15,6 +15,7 @@ from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.vllm_engine import is_vllm
 from torchrl_agentic.errors import check_above_zero, check_count
 from torchrl_agentic.evaluation.bounded_chat import BoundedChat
 from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
@@ -148,7 +149,7 @@ def evaluate(
     wanted = every[:limit]
     by_name = _named(scorers)
     ks = checked_pass_at(pass_at, epochs)
-    is_engine = isinstance(engine, Engine | ChatEngine) and not _is_model(engine)
+    is_engine = isinstance(engine, Engine | ChatEngine) and not is_vllm(engine)
     if is_engine:
         engine = ensure_engine(engine)
         if temperature is not None:
@@ -204,7 +205,6 @@ def evaluate(
         made = engine_of(
             engine,
             tokenizer,
-            max_new_tokens=max_new_tokens,
             max_concurrent=concurrent,
             temperature=1.0 if temperature is None else temperature,
             constraint={"tool_choice": tool_choice, "parser": compose.parser, "tools": compose.tools},
@@ -359,11 +359,6 @@ def _is_transform(tools: Any) -> bool:
     from torchrl.envs import Transform
 
     return isinstance(tools, Transform)
-
-
-def _is_model(engine: Any) -> bool:
-    """Return True for an object of vLLM, some of which have a method `chat` of another kind."""
-    return any(kind.__module__.partition(".")[0] == "vllm" for kind in type(engine).__mro__)
 
 
 def _describe_model(model: Any) -> str:

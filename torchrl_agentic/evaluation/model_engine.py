@@ -10,9 +10,7 @@ import torch
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
-from torchrl_agentic.engines.vllm_engine import VLLMEngine
-from torchrl_agentic.rollout.lock_step import LockStep
-from torchrl_agentic.rollout.policies import agent_policy
+from torchrl_agentic.engines.vllm_engine import VLLMEngine, is_vllm
 
 EngineName = Literal["transformers", "vllm"]
 
@@ -86,7 +84,6 @@ def engine_of(
     model: Any,
     tokenizer: Any,
     *,
-    max_new_tokens: int,
     max_concurrent: int,
     temperature: float,
     constraint: Mapping[str, Any],
@@ -96,7 +93,6 @@ def engine_of(
     Args:
         model: A transformers model; vLLM's `AsyncLLM` or `LLM`, or TorchRL's `AsyncVLLM`; or an engine.
         tokenizer: Tokenizer of the model.
-        max_new_tokens: Upper bound on the tokens of an answer, for engines that work in lock-step.
         max_concurrent: Number of requests at once, for engines that are created here.
         temperature: Sampling temperature of engines that are created here.
         constraint: The `tool_choice` with its `parser` and `tools`, as in `agent_policy`.
@@ -105,14 +101,8 @@ def engine_of(
         TypeError: If the model is of another type.
         ValueError: If a constraint on tool calls is not available.
     """
-    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(model).__mro__}
-    if kinds & {("vllm", "AsyncLLM"), ("torchrl", "AsyncVLLM")}:
+    if is_vllm(model):
         return VLLMEngine(model, tokenizer=tokenizer, temperature=temperature, **constraint)
-    if ("vllm", "LLM") in kinds:  # which works on one batch at a time
-        policy = agent_policy(
-            model, tokenizer, max_new_tokens=max_new_tokens, temperature=temperature, **constraint
-        )
-        return LockStep(policy, tokenizer, max_concurrent=max_concurrent)
     if constraint["tool_choice"] is not None:
         raise ValueError("structural tags need vLLM; other engines constrain answers by their own options")
     if isinstance(model, Engine | ChatEngine):

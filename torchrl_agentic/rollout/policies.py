@@ -12,27 +12,22 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
+from torchrl_agentic.engines.base import Engine
+from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling
 from torchrl_agentic.engines.transformers_engine import most_likely
-from torchrl_agentic.engines.vllm_engine import PROCESSED, logprobs_mode, structural_tag
+from torchrl_agentic.engines.vllm_engine import VLLMEngine, is_vllm
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
+from torchrl_agentic.rollout.answer_rows import KINDS, Answer, prompt_rows, write_answers
+from torchrl_agentic.rollout.bounded_sampler import BoundedSampler
+from torchrl_agentic.rollout.engine_sampler import EngineSampler
 from torchrl_agentic.rollout.scripted import add_answers
-from torchrl_agentic.rollout.vllm_sampler import (
-    Answer,
-    BoundedSampler,
-    EngineSampler,
-    context_length,
-    generation_config,
-    is_engine,
-    prompt_rows,
-    write_answers,
-)
 from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.encoding import Encoder, escaped
 from torchrl_agentic.tokens.writer import read_answer, stop_ids
@@ -182,8 +177,10 @@ def agent_policy(
     log-probabilities are those at temperature 1.
 
     Args:
-        model: A transformers model, a `vllm.LLM`, or TorchRL's `AsyncVLLM`. The latter asks Ray for a GPU,
-            but also runs without one after `ray.init(num_gpus=1)`, with vLLM for the CPU.
+        model: A transformers model; a `vllm.LLM`, an `AsyncLLM`, or TorchRL's `AsyncVLLM`; or any `Engine`,
+            whose rows are sampled at the same time, and which has `temperature`, `top_p`, `tool_choice` and
+            `generate_kwargs` of its own. `AsyncVLLM` asks Ray for a GPU, but also runs without one after
+            `ray.init(num_gpus=1)`, with vLLM for the CPU.
         tokenizer: The tokenizer of the model, the same as `TurnTokenizer`'s.
         tools: Tools for structural tags, and for the prompt in history mode: `compose.tools`.
         mode: "tokens" or "history", see above.
@@ -211,46 +208,52 @@ def agent_policy(
         samples from.
 
     Raises:
-        ValueError: If the pad token also ends answers, or a structural tag is not available.
+        ValueError: If the pad token also ends answers, a structural tag is not available, or an engine has an
+            option of its own.
         TypeError: If the model is of another type.
         MissingExtra: If vLLM is not installed.
     """
-    stops = stop_ids(tokenizer, stop_token_ids, generation_config=generation_config(model))
     if mode not in ("tokens", "history"):
         raise ValueError(f"mode is 'tokens' or 'history'; got {mode!r}")
+    shared: dict[str, Any] = {"max_new_tokens": max_new_tokens, "log_probs": return_log_probs}
     if isinstance(model, torch.nn.Module) and hasattr(model, "generate"):
         if tool_choice is not None:
             raise ValueError("structural tags need vLLM; transformers generates without constraints")
+        stops = stop_ids(
+            tokenizer, stop_token_ids, generation_config=getattr(model, "generation_config", None)
+        )
         options = {
             "tokenizer": tokenizer,
             "input_mode": "tokens",
             "return_log_probs": return_log_probs,
             "pad_output": False,
         }
-        sampler = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
-        chosen = Sampling.of(sampler.generate_kwargs, is_processed=True)
-    elif is_engine(model):
-        sampling: dict[str, Any] = {
-            "max_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "stop_token_ids": list(stops),
-            **(generate_kwargs or {}),
-        }
-        if tool_choice is not None:
-            sampling["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
-        sampler = EngineSampler(model, tokenizer, return_log_probs=return_log_probs, **sampling)
-        chosen = Sampling.of(sampling, is_processed=logprobs_mode(model) == PROCESSED)
+        wrapper = _transformers(model, options, stops, max_new_tokens, temperature, top_p, generate_kwargs)
+        length = context_length(model) if max_context is None else max_context
+        sampler: Any = GenerateSampler(wrapper, length=length, **shared)
+        chosen = Sampling.of(wrapper.generate_kwargs, is_processed=True)
     else:
-        raise TypeError(f"a transformers model or a vLLM engine is needed; got {type(model).__name__}")
-    length = context_length(model) if max_context is None else max_context
-    sampler = BoundedSampler(
-        sampler,
-        max_new_tokens=max_new_tokens,
-        length=length,
-        log_probs=return_log_probs,
-        respects_length=isinstance(sampler, EngineSampler),
-    )
+        if is_vllm(model):
+            engine = VLLMEngine(
+                model,
+                tokenizer=tokenizer,
+                temperature=temperature,
+                top_p=top_p,
+                stop_token_ids=stop_token_ids,
+                log_probs=return_log_probs,
+                sampling=generate_kwargs,
+                tool_choice=tool_choice,
+                parser=parser,
+                tools=tools,
+                parallel_tool_calls=parallel_tool_calls,
+            )
+        else:
+            options = {"temperature": temperature, "top_p": top_p, "tool_choice": tool_choice}
+            engine = _given_engine(model, {**options, "generate_kwargs": generate_kwargs or None})
+        stops = stop_ids(tokenizer, (*stop_token_ids, *engine.stop_token_ids))
+        length = engine.context_length if max_context is None else max_context
+        sampler = EngineSampler(engine, stop_token_ids=stops, length=length, **shared)
+        chosen = engine.sampling
     modules: list[Any] = [sampler, TokensToHistory(tokenizer, stops)]
     if mode == "history":
         modules.insert(0, HistoryToTokens(tokenizer, tools, chat_template))
@@ -259,6 +262,45 @@ def agent_policy(
     policy.sampling = chosen
     policy.stop_token_ids = stops
     return policy
+
+
+_OWN_OPTIONS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "tool_choice": None,
+    "generate_kwargs": None,
+}
+"""Options of `agent_policy` that an engine has itself, with their defaults."""
+
+
+def _given_engine(model: Any, options: Mapping[str, Any]) -> Engine:
+    """Return the engine that `agent_policy` was given; raise ValueError for options that it has itself."""
+    try:
+        engine = ensure_engine(model)
+    except TypeError as error:
+        raise TypeError(f"a transformers model, a vLLM engine or an Engine is needed: {error}") from None
+    if not isinstance(engine, Engine):
+        raise TypeError(f"a policy needs an engine that samples tokens; {engine.describe()} answers messages")
+    for name, value in options.items():
+        if value != _OWN_OPTIONS[name]:
+            raise ValueError(
+                f"{engine.describe()} has {name} of its own: set it there, not in agent_policy(); got "
+                f"{value!r}"
+            )
+    return engine
+
+
+def context_length(model: Any) -> int | None:
+    """Return how many tokens a transformers model takes, prompt and answer together; None if it is unknown.
+
+    Args:
+        model: The model; its configuration has `max_position_embeddings`.
+    """
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def training_policy(model: Any, tokenizer: Any, *, temperature: float = 1.0) -> TransformersWrapper:
@@ -344,6 +386,52 @@ class _Exact(TransformersWrapper):
         if options["do_sample"]:
             kept = most_likely(kept / options["temperature"], top_k=options["top_k"], top_p=options["top_p"])
         return kept.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1), logits
+
+
+class GenerateSampler(BoundedSampler):
+    """Samples with `TransformersWrapper`: the rows of a bound as one batch, one bound after the other.
+
+    Args:
+        wrapper: The wrapper.
+        options: Further arguments of `BoundedSampler`.
+    """
+
+    def __init__(self, wrapper: _Exact, **options: Any) -> None:
+        super().__init__(**options)
+        self.wrapper = wrapper
+
+    def sample(
+        self,
+        prompts: Sequence[TokenRow],
+        bounds: Sequence[int],
+        names: Sequence[str | None],
+        device: torch.device | None,
+    ) -> list[Answer]:
+        """Sample an answer to each prompt.
+
+        Args:
+            prompts: Rows with the ids of prompts, [P] each.
+            bounds: Upper bound on the tokens of each answer, 1 or more.
+            names: Ignored.
+            device: Device of the batch.
+        """
+        answers: dict[int, Answer] = {}
+        for bound in dict.fromkeys(bounds):
+            some = [index for index, each in enumerate(bounds) if each == bound]
+            with self.wrapper.bounded(bound):
+                found = self._generate([prompts[index] for index in some], device)
+            answers.update(zip(some, found, strict=True))
+        return [answers[index] for index in range(len(prompts))]
+
+    def _generate(self, prompts: Sequence[TokenRow], device: torch.device | None) -> list[Answer]:
+        """Run the wrapper on a batch that holds nothing but prompts."""
+        td = TensorDict({}, batch_size=[len(prompts)], device=device)
+        write_rows(td, "tokens", [prompt.keep(lambda name: name == "prompt") for prompt in prompts])
+        masks = [torch.ones_like(prompt.tensors["prompt"], dtype=torch.bool) for prompt in prompts]
+        write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        sampled = self.wrapper(td)
+        found = {key: rows for key in KINDS if (rows := read_rows(sampled, key)) is not None}
+        return [{key: rows[index] for key, rows in found.items()} for index in range(len(prompts))]
 
 
 def _warn_of_another_temperature(batch: TensorDictBase, temperature: float) -> bool:

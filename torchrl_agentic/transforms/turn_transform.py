@@ -61,7 +61,7 @@ class TurnTransform(Transform):
                 return found
             env = env.base_env if isinstance(env, TransformedEnv) else None
         raise RuntimeError(
-            f"{self.stage.name} reads what ToolCompose writes: put it behind one; without tools, ToolCompose([])"
+            f"{self.stage.name} reads what ToolCompose writes: put it behind one, if need be ToolCompose([])"
         )
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from torchrl_agentic import EndTrajectory, Tool, ToolCompose, TurnTokenizer
 from torchrl_agentic.records import Recorder, read_records
 from torchrl_agentic.rollout import agent_policy, trajectory_batch
-from torchrl_agentic.rollout.vllm_sampler import context_length
+from torchrl_agentic.rollout.policies import context_length
 from torchrl_agentic.testing.tiny import TINY, load_tiny, tiny_questions
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")
