@@ -132,8 +132,8 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-FORGETS = """{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content if loop.last or message.role != 'assistant' else message.content.split('</think>')[-1] }}<|im_end|>
+FORGETS = """{%- for one in messages %}<|im_start|>{{ one.role }}
+{{ one.content if loop.last or one.role != 'assistant' else one.content.split('</think>')[-1] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
