@@ -15,6 +15,7 @@ from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import CallError, ParsedCall, Status, ToolResult
 from torchrl_agentic.parsers import get_parser
+from torchrl_agentic.testing import run_skipping
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.function import tool
 from torchrl_agentic.tools.row_data import RowData
@@ -238,17 +239,20 @@ async def test_the_deadline_of_a_turn_reaches_calls_that_wait_for_others():
     assert began == ["0"]
 
 
-async def test_call_timeout_starts_with_the_run():
+def test_call_timeout_starts_with_the_run():
     """Eight calls of which each may take long, one after the other: queueing does not count."""
     limiter = RateLimiter(max_concurrent=1)
 
     async def brief() -> str:
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(1)
         return "ok"
 
-    dispatcher = Dispatcher([brief], rate_limits={"brief": limiter}, per_call_timeout=1.5)
-    async with dispatcher.session("t") as session:
-        results = await session.run([_call("brief", str(n)) for n in range(8)])
+    async def main() -> list[ToolResult]:
+        dispatcher = Dispatcher([brief], rate_limits={"brief": limiter}, per_call_timeout=1.5)
+        async with dispatcher.session("t") as session:
+            return await session.run([_call("brief", str(n)) for n in range(8)])
+
+    results = run_skipping(main())
     assert [result.status for result in results] == [Status.OK] * 8
 
 

@@ -59,6 +59,7 @@ class Running:
         self.followed = True
         self._lock = threading.Lock()
         self._stop, self._wake = os.pipe()
+        self._has_ended = False
 
     def write(self, data: bytes) -> None:
         """Write to the stdin of the process."""
@@ -80,7 +81,9 @@ class Running:
     def signal(self, number: int) -> None:
         """Send a signal to this process only. As with envd, its output then ends for the client."""
         self.process.send_signal(number)
-        os.write(self._wake, b"x")
+        with self._lock:
+            if not self._has_ended:
+                os.write(self._wake, b"x")
 
     def events(self, client: socket.socket) -> Iterator[dict[str, Any]]:
         """Yield the events of the process; its output is read to the end also if no client listens."""
@@ -105,6 +108,10 @@ class Running:
                     else:
                         selector.unregister(fd)
                         del pipes[fd]
+        with self._lock:
+            self._has_ended = True
+            os.close(self._stop)
+            os.close(self._wake)
         code = self.process.wait()
         for file in (self.process.stdout, self.process.stderr, self.process.stdin):
             if file is not None:

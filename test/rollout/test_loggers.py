@@ -19,6 +19,7 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path):
 
 def test_a_resumed_run_of_weights_and_biases_keeps_its_id(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")  # it leaves a `git cat-file` of this repository running
     ids = []
     for start in (0, 1, 0):
         logger = open_logger("wandb", tmp_path / "run", start=start, wandb_kwargs={"project": "test"})

@@ -50,15 +50,16 @@ async def test_a_command_does_not_run_if_the_trainer_is_killed_while_bubblewrap_
     slow.write_text(f'#!/bin/sh\nwhile [ -e {held} ]; do sleep 0.01; done\nexec bwrap "$@"\n')
     slow.chmod(0o755)
     code = (
-        "import asyncio, pathlib\nfrom torchrl_agentic.sandbox import BubblewrapSandbox\n"
+        "import asyncio, os, pathlib\nfrom torchrl_agentic.sandbox import BubblewrapSandbox\n"
         "async def main():\n"
         f"    async with BubblewrapSandbox(bwrap_path={str(slow)!r}) as sandbox:\n"
         f"        pathlib.Path({str(held)!r}).touch()\n"
-        f"        await sandbox.{start}(['sleep', {mark!r}])\n"
+        f"        await sandbox.{start}(['sleep', os.environ['MARK']])\n"
         "        await asyncio.sleep(600)\n"
         "asyncio.run(main())"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Not in its command line, which any process that it forks has too until it executes a program.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MARK": mark}
     with started([sys.executable, "-c", code], env=env) as trainer:
         while not any(mark in command_lines().get(pid, "") for pid in family(trainer.pid) - {trainer.pid}):
             assert trainer.poll() is None

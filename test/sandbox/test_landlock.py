@@ -314,13 +314,13 @@ async def test_others_of_the_same_user_do_not_count(victim):
 async def test_when_the_trainer_is_killed_all_of_it_ends(folder):
     mark = f"93{os.getpid()}"
     code = (
-        "import asyncio\nfrom torchrl_agentic.sandbox.landlock import LandlockSandbox\n"
+        "import asyncio, sys\nfrom torchrl_agentic.sandbox.landlock import LandlockSandbox\n"
         "async def main():\n    async with LandlockSandbox() as sandbox:\n"
-        f"        await sandbox.run(['sh', '-c', 'setsid sleep {mark} & sleep {mark}'])\n"
+        "        await sandbox.run(['sh', '-c', 'setsid sleep $0 & sleep $0', sys.argv[1]])\n"
         "asyncio.run(main())"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": folder}
-    with started([sys.executable, "-c", code], env=env) as trainer:
+    with started([sys.executable, "-c", code, mark], env=env) as trainer:
         await until(lambda: processes().count(f"sleep {mark}\n") + processes().count(f"sleep {mark} ") >= 2)
         trainer.kill()
         await until(lambda: mark not in processes())

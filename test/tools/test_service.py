@@ -8,17 +8,20 @@ import time
 
 import pytest
 from fakes.scripted import Reply, scripted_server
+from helpers.limit import limit
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.limits import CircuitOpen, RateLimiter
 from torchrl_agentic.tools.service import Patience, ServiceClient, ServiceError, retry_after_s
 
-QUICK = Patience(deadline_s=5, tries=4, first_s=0.01, longest_s=0.02)
+TRY_S = limit(2)
+QUICK = Patience(deadline_s=limit(5), tries=4, first_s=0.01, longest_s=0.02)
+ENDLESS = Patience(deadline_s=limit(30), tries=100_000, first_s=0.01, longest_s=0.02)
 OK = Reply(body={"fine": True})
 
 
-async def _ask(replies, *, patience=QUICK, limiter=None, timeout=2.0, check=None):
+async def _ask(replies, *, patience=QUICK, limiter=None, timeout=TRY_S, check=None):
     async with (
         scripted_server(replies) as server,
         ServiceClient("the service", limiter, patience=patience) as client,
@@ -48,9 +51,9 @@ async def test_transient_errors_are_retried(bad):
 
 
 async def test_a_try_that_takes_too_long_is_tried_again():
-    answer, server = await _ask([Reply(how="hang"), OK], timeout=0.1)
+    answer, server = await _ask([Reply(how="hang"), OK], timeout=0.1, patience=ENDLESS)
     assert answer.data == {"fine": True}
-    assert len(server.requests) == 2
+    assert len(server.requests) == answer.tries > 1
 
 
 @pytest.mark.parametrize(
@@ -95,14 +98,12 @@ async def test_tries_come_to_an_end():
 
 async def test_the_deadline_bounds_tries_and_pauses_together():
     """The service asks for an hour; the error has its last response."""
-    patience = Patience(deadline_s=0.3, tries=100, first_s=0.01)
-    began = asyncio.get_running_loop().time()
+    patience = Patience(deadline_s=limit(0.3), tries=100, first_s=0.01)
     error, server = await _ask([Reply(429, headers={"Retry-After": "3600"})], patience=patience)
     assert isinstance(error, ServiceError)
     assert error.reason == "deadline"
     assert "429" in str(error)
     assert len(server.requests) == 1
-    assert asyncio.get_running_loop().time() - began < 3
 
 
 async def test_a_server_that_never_answers_is_given_up_at_the_deadline():
@@ -125,12 +126,12 @@ async def test_no_slot_is_held_while_backing_off():
         return Reply(502)
 
     async with scripted_server(answer) as server:
-        patience = Patience(deadline_s=10, tries=1000, first_s=0.02, longest_s=0.02)
+        patience = Patience(deadline_s=limit(10), tries=100_000, first_s=0.02, longest_s=0.02)
         async with ServiceClient("the service", limiter, patience=patience) as client:
-            first = asyncio.create_task(client.post(server.url, {"who": "first"}, timeout=5))
+            first = asyncio.create_task(client.post(server.url, {"who": "first"}, timeout=limit(5)))
             while not server.requests:
                 await asyncio.sleep(0.01)
-            await client.post(server.url, {"who": "second"}, timeout=5)
+            await client.post(server.url, {"who": "second"}, timeout=limit(5))
             assert (await first).tries > 1
     assert limiter.stats().in_flight == 0
 
@@ -143,16 +144,16 @@ async def test_limiter_adapts_to_responses_of_the_service():
 
 
 async def test_failing_service_opens_the_circuit():
-    limiter = RateLimiter(break_after=2, break_seconds=60)
+    limiter = RateLimiter(break_after=2, break_seconds=2 * QUICK.deadline_s)
     async with (
         scripted_server([Reply(500)]) as server,
         ServiceClient("it", limiter, patience=QUICK) as client,
     ):
         for _ in range(2):
             with pytest.raises(ServiceError):
-                await client.post(server.url, {}, timeout=1)
+                await client.post(server.url, {}, timeout=limit(1))
         with pytest.raises(CircuitOpen):  # it is tried again after the deadline only
-            await client.post(server.url, {}, timeout=1)
+            await client.post(server.url, {}, timeout=limit(1))
     assert len(server.requests) == 2
 
 
@@ -178,8 +179,8 @@ async def test_a_sandbox_that_failed_opens_no_circuit():
 
 async def test_a_service_that_answers_too_late_has_too_much_to_do():
     limiter = RateLimiter(max_concurrent=8)
-    await _ask([Reply(how="hang"), OK], limiter=limiter, timeout=1.0)
-    assert limiter.stats().overloads == 1
+    await _ask([Reply(how="hang"), OK], limiter=limiter, timeout=0.1, patience=ENDLESS)
+    assert limiter.stats().overloads > 0
 
 
 async def test_a_service_that_has_moved_says_where_to():
@@ -208,7 +209,7 @@ def test_errors_can_be_pickled(error):
 
 async def test_connections_are_used_again():
     async with scripted_server([OK]) as server, ServiceClient("the service", max_connections=2) as client:
-        await asyncio.gather(*(client.post(server.url, {}, timeout=5) for _ in range(20)))
+        await asyncio.gather(*(client.post(server.url, {}, timeout=limit(5)) for _ in range(20)))
     assert server.connections <= 2
     assert len(server.requests) == 20
 
@@ -236,13 +237,19 @@ async def test_unreachable_service_is_reported():
 
 
 async def test_waiting_time_is_separate_from_run_time():
-    limiter = RateLimiter(max_concurrent=1)
+    """The wait is measured while the call queues; both times do not overlap, so their sum is bounded."""
+    limiter, now = RateLimiter(max_concurrent=1), asyncio.get_running_loop().time
+    began = now()
     async with limiter.slot():
         call = asyncio.create_task(_ask([OK], limiter=limiter))
+        while not limiter.stats().waiting:
+            await asyncio.sleep(0)
+        queued = now()
         await asyncio.sleep(0.1)
+        waited_s = now() - queued
     answer, _ = await call
-    assert answer.queue_s >= 0.09
-    assert answer.run_s < 0.09 + 1
+    assert answer.queue_s >= waited_s
+    assert answer.queue_s + answer.run_s <= now() - began
 
 
 async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch):

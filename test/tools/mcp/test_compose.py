@@ -1,7 +1,10 @@
 """MCP servers in an environment: whole rollouts, tools that come and go, sessions of trajectories."""
 
+import re
+
 import pytest
 from helpers.chat_envs import begin, call, chat_env, results, step
+from helpers.limit import limit
 
 from torchrl_agentic import RateLimiter, ToolCompose, tool
 from torchrl_agentic.testing import ScriptedPolicy
@@ -184,9 +187,14 @@ def test_server_of_2026_without_initialize_works_and_announces_changes(compose, 
     assert results(step(env, begin(env), call("later7"))["next"])[0] == ["later7"]
 
 
-@pytest.mark.parametrize(("per_call", "of_server", "smaller"), [(30.0, 0.2, "0.2"), (2.0, 30.0, "1.8")])
-def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, smaller):
-    """The toolset ends it shortly before the environment would, so that the server gets the cancellation."""
+@pytest.mark.parametrize(
+    ("per_call", "of_server"), [(limit(30), 0.2), (4.0, limit(30))], ids=["server", "call"]
+)
+def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server):
+    """The toolset ends it shortly before the environment would, so that the server gets the cancellation.
+
+    It names the seconds that the server had, which are fewer if starting the call took long.
+    """
     transform = ToolCompose([], per_call_timeout=per_call)
     transform.add_toolset(MCPToolset(demo(), tools=["hold"], request_timeout=of_server))
     env = chat_env((1,), transform)
@@ -194,4 +202,7 @@ def test_the_smaller_of_both_timeouts_bounds_a_call(demo, per_call, of_server, s
         (held,) = results(step(env, begin(env), call("hold", label="x"))["next"])[0]
     finally:
         transform.close()
-    assert held == f"Error: hold timed out: no response within {smaller} s"
+    found = re.fullmatch(r"Error: hold timed out: no response within (\d[\d.]*) s", held)
+    assert found, held
+    assert 0 < float(found[1]) <= of_server
+    assert float(found[1]) == of_server or float(found[1]) < per_call < of_server
