@@ -112,4 +112,6 @@ def rig(which: str, rows: int, messages: int, calls: int, name: str = "noop") ->
     # TorchRL's own transforms cannot extend ragged histories: they get a plain one.
     history.full = full if which == "ToolCompose" else History.from_chats([[*chat, said]] * rows)
     td["history"] = history
+    if which == "ToolCompose":
+        del td["agentic", "turn"]  # by which a repeated step is known, which runs no call again
     return Rig(env, td)

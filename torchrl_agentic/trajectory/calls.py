@@ -104,7 +104,7 @@ class CallsStage(Stage):
         else:  # one trajectory of a collector
             results = [await calling[0].speculative.run(calling[0].calls, states[0])]
         for turn, some, start in zip(calling, results, starts, strict=True):
-            turn.results = some
+            turn.take_results(some)
             turn.episode.session.n_calls += len(some)
             _note_times(turn, start)
         self._conclude(turns)
@@ -115,7 +115,7 @@ class CallsStage(Stage):
             rendered = self.render(turn.episode, turn.calls, turn.results) if turn.calls else ()
             turn.add(rendered)
             turn.episode.note_turn(turn, rendered)
-            if any(result.stop for result in turn.results):
+            if turn.is_stopped:
                 turn.end("stop_tool", terminated=True)
             if not turn.has_begun:
                 turn.end("not_begun", truncated=True)

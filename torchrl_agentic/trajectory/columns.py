@@ -6,7 +6,6 @@ table. A new column is one more line here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,15 +53,11 @@ def _seconds(turn: OpenTurn) -> float:
 
 
 def _n_infra(turn: OpenTurn) -> int:
-    return sum(result.status is Status.INFRA for result in turn.results)
+    return sum(result.status is Status.INFRA for result in turn.results) if turn.n_errors else 0
 
 
 def _user_turn(episode: Episode) -> int:
     return 0 if episode.user is None else episode.user.n_replies
-
-
-def _no_verdict(turn: OpenTurn) -> bool:
-    return turn.is_unjudged or math.isnan(turn.tool_reward)
 
 
 def call_records(turn: OpenTurn) -> list[dict[str, JSON]]:
@@ -86,13 +81,13 @@ def call_records(turn: OpenTurn) -> list[dict[str, JSON]]:
 
 CALLS = (
     Column("any_tool_calls", bool, "any", lambda turn: bool(turn.results)),
-    Column("any_error", bool, "any", lambda turn: any(result.is_error for result in turn.results)),
-    Column("stop_requested", bool, "any", lambda turn: any(result.stop for result in turn.results)),
+    Column("any_error", bool, "any", lambda turn: turn.n_errors > 0),
+    Column("stop_requested", bool, "any", lambda turn: turn.is_stopped),
     Column("cut", bool, "any", lambda turn: turn.is_cut),
-    Column("no_verdict", bool, "any", _no_verdict),
+    Column("no_verdict", bool, "any", lambda turn: turn.is_unjudged),
     Column("not_begun", bool, "any", lambda turn: not turn.has_begun),
     Column("n_calls", int, "sum", lambda turn: len(turn.results)),
-    Column("n_errors", int, "sum", lambda turn: sum(result.is_error for result in turn.results)),
+    Column("n_errors", int, "sum", lambda turn: turn.n_errors),
     Column("n_infra", int, "sum", _n_infra),
     Column("turn", int, "last", of_episode=lambda episode: episode.n_turns),
     Column("trajectory", int, "last", of_episode=lambda episode: episode.number),

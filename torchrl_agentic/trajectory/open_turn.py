@@ -58,10 +58,14 @@ class OpenTurn:
         earlier: Messages in front of it.
         injected: Messages behind it.
         is_over: Whether the trajectory has ended, whoever ended it.
+        is_cut: Whether the message was cut off by a bound, so that its calls do not run.
         is_full: Whether the bound of the trajectory, not that of the answer, cut the message off.
         parsed: Text and calls of the message.
         calls: Its calls, with ids that are unique in the trajectory; none if they do not run.
-        results: One result per call.
+        results: One result per call; set by `take_results`.
+        n_errors: Number of results that are errors.
+        tool_reward: Sum of the rewards of its calls; NaN if it is not finite in float32.
+        is_stopped: Whether a tool asked to end the trajectory.
         speculative: Calls that have started while the message was sampled, or None.
         view: Returns the row as tools with `wants_state` see it.
         lookup: Returns those of the named columns that the row of the data set, or the step, has.
@@ -84,36 +88,11 @@ class OpenTurn:
     """
 
     __slots__ = (
-        "_effect",
-        "answer",
-        "calls",
-        "context_length",
-        "drift",
-        "earlier",
-        "effects",
-        "episode",
-        "escape",
-        "final_reward",
-        "injected",
-        "is_full",
-        "is_over",
-        "is_unjudged",
-        "lookup",
-        "message",
-        "n_before",
-        "number",
-        "parsed",
-        "prompt",
-        "reply",
-        "results",
-        "shortened",
-        "speculative",
-        "user_error",
-        "user_score",
-        "verdict_error",
-        "view",
-        "whole_writer",
-        "writer",
+        "_effect", "answer", "calls", "context_length", "drift", "earlier", "effects", "episode",
+        "escape", "final_reward", "injected", "is_cut", "is_full", "is_over", "is_stopped",
+        "is_unjudged", "lookup", "message", "n_before", "n_errors", "number", "parsed", "prompt",
+        "reply", "results", "shortened", "speculative", "tool_reward", "user_error", "user_score",
+        "verdict_error", "view", "whole_writer", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +106,9 @@ class OpenTurn:
         self.episode, self.number, self.message = episode, number, message
         self.answer, self.earlier = answer, earlier
         self.injected: list[StoredMessage] = []
-        self.is_over = self.is_full = self.is_unjudged = False
+        self.is_cut = message.role == "assistant" and message.finish == "length"
+        self.is_over = self.is_full = self.is_unjudged = self.is_stopped = False
+        self.n_errors, self.tool_reward = 0, 0.0
         self.parsed, self.calls = _UNREAD, tuple[ParsedCall, ...]()
         self.results: Sequence[ToolResult] = ()
         self.speculative: SpeculativeCalls | None = None
@@ -149,11 +130,6 @@ class OpenTurn:
         self._effect = Effect()
 
     @property
-    def is_cut(self) -> bool:
-        """True if the message was cut off by a bound, so that its calls do not run."""
-        return self.message.role == "assistant" and self.message.finish == "length"
-
-    @property
     def has_begun(self) -> bool:
         """False if the trajectory could not begin, because a tool could not open."""
         return self.episode.session.begin_error is None
@@ -166,6 +142,15 @@ class OpenTurn:
     def read(self) -> list[Message]:
         """Return the whole conversation; costs O(messages)."""
         return [one.read() for one in (*self.earlier, self.answer, *self.injected)]
+
+    def take_results(self, results: Sequence[ToolResult]) -> None:
+        """Store the results of the calls, and what they add up to."""
+        self.results = results
+        self.n_errors = sum(result.is_error for result in results)
+        self.is_stopped = any(result.stop for result in results)
+        reward = sum(result.reward or 0.0 for result in results)
+        self.tool_reward = reward if abs(reward) <= LARGEST_REWARD else math.nan
+        self.is_unjudged = self.is_unjudged or math.isnan(self.tool_reward)
 
     def behind_sampled(self) -> tuple[StoredMessage, list[StoredMessage]]:
         """Return the sampled message, and all messages behind it."""
@@ -245,12 +230,6 @@ class OpenTurn:
     def reward(self) -> float:
         """Sum of the rewards of this turn so far."""
         return sum(effect.reward for effect in self.effects.values())
-
-    @property
-    def tool_reward(self) -> float:
-        """Sum of the rewards of its calls; NaN if it is not finite in float32."""
-        reward = sum(result.reward or 0.0 for result in self.results)
-        return reward if abs(reward) <= LARGEST_REWARD else math.nan
 
 
 def _nothing() -> None:

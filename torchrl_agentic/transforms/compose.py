@@ -38,7 +38,7 @@ from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, row_columns, visible_state
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stages_of, stepped
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
-from torchrl_agentic.transforms.turn_transform import row_numbers, see
+from torchrl_agentic.transforms.turn_transform import row_numbers
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
@@ -229,9 +229,8 @@ class ToolCompose(ToolList):
                 continue
             lengths = len(before[row]), len(written[row])
             rows[row], message = border.read_turn(rows[row], *lengths, self.stage.eos_strings)
-            *earlier, answer = rows[row].messages
-            episode = self.episode(row)
-            turn = episode.open_turn(message, answer, earlier, root_turn=numbers[row])
+            messages, episode = rows[row].messages, self.episode(row)
+            turn = episode.open_turn(message, messages[-1], messages[:-1], root_turn=numbers[row])
             turn.is_over = done[row]
             turn.view = partial(visible_state, tensordict, row)
             if turn.number == 0 and not turn.effects:
@@ -279,13 +278,13 @@ class ToolCompose(ToolList):
             turns: Turns of the step.
             next_tensordict: Its "next", [*B].
         """
-        see(turns, next_tensordict)
-        if ended := finish_turns(turns):
+        over = [turn for turn in turns if turn.is_over]
+        if ended := finish_turns(over):
             run(finish_all(ended))
-        take_final_rewards(turns)
-        if judged := [turn for turn in turns if turn.is_over and turn.final_reward]:
+        take_final_rewards(over)
+        if judged := [turn for turn in over if turn.final_reward]:
             specs.write_final_rewards(next_tensordict, judged)
-        for turn in turns:
+        for turn in over:
             turn.episode.recording.reason = turn.episode.recording.reason or turn.reason
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:

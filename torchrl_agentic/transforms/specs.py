@@ -74,8 +74,9 @@ def write_columns(
     by_kind: dict[type, list[Column]] = {}
     for column in columns:
         by_kind.setdefault(column.kind, []).append(column)
+    rows = [turn.episode.row for turn in turns]
     for kind, some in by_kind.items():
-        values: list[list[Any]] = [_values(column, episodes, turns, size) for column in some]
+        values: list[list[Any]] = [_values(column, episodes, turns, rows, size) for column in some]
         if kind is list:
             for column, lists in zip(some, values, strict=True):
                 entries[column.name] = _lists(lists, shape)
@@ -94,15 +95,19 @@ def write_columns(
 
 
 def _values(
-    column: Column, episodes: Mapping[int, Episode], turns: Sequence[OpenTurn], size: int
+    column: Column,
+    episodes: Mapping[int, Episode],
+    turns: Sequence[OpenTurn],
+    rows: Sequence[int],
+    size: int,
 ) -> list[Any]:
     values = [column.kind() for _ in range(size)] if column.kind is list else [column.kind()] * size
     if column.of_episode is not None:
         for row, episode in episodes.items():
             values[row] = column.of_episode(episode)
     elif column.of_turn is not None:
-        for turn in turns:
-            values[turn.episode.row] = column.of_turn(turn)
+        for row, value in zip(rows, map(column.of_turn, turns), strict=True):
+            values[row] = value
     return values
 
 
