@@ -104,6 +104,17 @@ def test_each_trajectory_counts_once_for_any_input(tokenizer, turns, data):
         assert answers(trajectory_batch(form), tokenizer) == expected
 
 
+def test_the_entries_of_the_steps_add_up_in_the_row_of_a_trajectory(tokenizer):
+    lengths = [1, 3, 2]
+    batch = trajectory_batch(steps_of(tokenizer, lengths))
+    rows = sorted(batch.unbind(0), key=lambda row: int(row["agentic", "turn"]))
+    assert [int(row["agentic", "turn"]) for row in rows] == [1, 2, 3]
+    assert [int(row["agentic", "n_calls"]) for row in rows] == [0, 1, 2]
+    assert [bool(row["agentic", "any_tool_calls"]) for row in rows] == [False, True, True]
+    assert all(row["agentic", "tool_seconds"].dtype is torch.float32 for row in rows)
+    assert batch_metrics(batch)["agentic/n_calls"] == 1.0
+
+
 def waiting(steps):
     """The steps as `env.rollout(break_when_all_done=True)` gives them: rows that wait repeat the last."""
     given, last = [], None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,9 +17,10 @@ from tensordict.utils import NestedKey
 from torchrl_agentic.collectors.batching import group_advantage, ledger_row
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, sampling_of, warn_of_bias
 from torchrl_agentic.tokens.ledger import TokenLedger
+from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.trajectory.columns import COLUMNS, folded
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.rewards import COLUMNS
 from torchrl_agentic.transforms.turn_tokenizer import read_ledger
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,10 @@ def trajectory_batch(
         - ("next", "reward"): float32, [1, 1], the sum over the steps of the trajectory that were given; NaN
           if there is no verdict (`ToolCompose`).
         - ("next", "done"), "terminated", "truncated": bool, [1].
-        - ("agentic", "trajectory"): int64, [1]; "query", "answer" and the other columns that
-          `AnswerRewardTransform` knows, and `columns`: as they are.
+        - ("agentic", …): the entries of the steps, each [1], as the turns add up: counts and rewards are sums,
+          flags are true if one step's is, and numbers such as "turn" are those of the last step.
+        - "query", "answer" and the other columns that `AnswerRewardTransform` knows, and `columns`: as they
+          are.
 
     Raises:
         ValueError: If no trajectory with a sampled token is done in these steps, or a ledger has none.
@@ -89,11 +92,12 @@ def _ended(
 ) -> Iterator[tuple[TensorDictBase, TensorDictBase | None]]:
     """Yield the step that ended each trajectory, and its row; None if it has no sampled token."""
     known = list(_distinct(steps))
-    returns = _returns(known)
+    returns, facts = _returns(known), _facts(known)
     for step in known:
         if _has_ended(step):
             ledger = read_ledger(step.get("next"))
-            yield step, _kept(step, ledger, returns, columns) if ledger.sampled_stop else None
+            of_trajectory = facts.get(_trajectory(step), {})
+            yield step, _kept(step, ledger, returns, of_trajectory, columns) if ledger.sampled_stop else None
 
 
 def group_batches(
@@ -216,10 +220,27 @@ def _returns(steps: Sequence[TensorDictBase]) -> dict[int, torch.Tensor]:
     return returns
 
 
+def _facts(steps: Sequence[TensorDictBase]) -> dict[int, dict[str, Any]]:
+    """Return the entries under "agentic" of each trajectory, folded over its steps, by its number."""
+    found: dict[int, dict[str, Any]] = {}
+    for step in steps:
+        entries = step.get(("next", specs.KEY), None)
+        if entries is None or not _trajectory(step):
+            continue
+        facts = found.setdefault(_trajectory(step), {})
+        for name in entries.keys():  # noqa: SIM118  a TensorDict iterates over its rows
+            column = COLUMNS.get(str(name))
+            if column is not None and column.kind is not list:
+                new = column.kind(entries.get(name).item())
+                facts[column.name] = folded(column, facts[column.name], new) if column.name in facts else new
+    return found
+
+
 def _kept(
     step: TensorDictBase,
     ledger: TokenLedger,
     returns: dict[int, torch.Tensor],
+    facts: Mapping[str, Any],
     columns: Sequence[NestedKey],
 ) -> TensorDictBase:
     """Make the row of a trajectory from the step that ended it, and its tokens."""
@@ -230,9 +251,9 @@ def _kept(
     for key in ("done", "terminated", "truncated"):
         if (flag := step.get(("next", key), None)) is not None:
             row.set(("next", key), flag.reshape(1))
-    if _trajectory(step):
-        row.set(specs.TRAJECTORY, step.get(("next", *specs.TRAJECTORY)))
-    for key in ("query", *COLUMNS, *columns):
+    for name, value in facts.items():
+        row.set((specs.KEY, name), torch.tensor([value], dtype=specs.DTYPES[COLUMNS[name].kind]))
+    for key in ("query", *RIGHT_ANSWERS, *columns):
         if (value := step.get(key, None)) is not None:
             row.set(key, value)
         elif key in columns:
