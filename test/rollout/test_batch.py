@@ -112,7 +112,6 @@ def test_the_entries_of_the_steps_add_up_in_the_row_of_a_trajectory(tokenizer):
     assert [int(row["agentic", "n_calls"]) for row in rows] == [0, 1, 2]
     assert [bool(row["agentic", "any_tool_calls"]) for row in rows] == [False, True, True]
     assert all(row["agentic", "tool_seconds"].dtype is torch.float32 for row in rows)
-    assert batch_metrics(batch)["agentic/n_calls"] == 1.0
 
 
 def waiting(steps):
