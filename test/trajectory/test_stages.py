@@ -27,6 +27,7 @@ from torchrl_agentic import (
     tool,
 )
 from torchrl_agentic.interactions import Interaction, Reply
+from torchrl_agentic.rollout import batch_metrics
 from torchrl_agentic.testing import ScriptedPolicy
 from torchrl_agentic.transforms import history as border
 
@@ -205,7 +206,7 @@ class Counts(Stage):
 
 
 def in_collector_batch(make, script):
-    """Return the rows of a batch of one trajectory."""
+    """Return a batch of one trajectory."""
     with AgentCollector(
         make(None), engine=Script({"t0": script}, None), tokenizer=None, tasks=[{"name": "t0", **ROW}]
     ) as collector:
@@ -244,6 +245,11 @@ class TestStagesOfOnesOwn:
         assert (env.terminated, env.truncated) == (flag == "terminated", flag == "truncated")
         assert env.columns["turn"] == 1
 
+    def test_curves_of_training_name_an_ending_of_its_own(self):
+        batch = in_collector_batch(transforms(lambda: TurnTransform(Ends("42", truncated=True))), [DONE])
+        ended = {name: value for name, value in batch_metrics(batch).items() if name.startswith("ended/")}
+        assert ended == {"ended/said_it": 1.0}
+
     def test_the_first_reason_counts_in_both(self):
         """`EndTrajectory` behind it would end the same turn."""
         make = transforms(lambda: TurnTransform(Ends("42", truncated=True)))
@@ -267,7 +273,7 @@ class TestStagesOfOnesOwn:
         assert (long.columns["was_long"], long.columns["turns_so_far"]) == (True, 3)
 
     def test_columns_of_its_own_have_the_types_of_their_kinds_in_a_batch(self):
-        (row,) = in_collector_batch(transforms(lambda: TurnTransform(Counts())), [WORK, DONE])
+        (row,) = in_collector_batch(transforms(lambda: TurnTransform(Counts())), [WORK, DONE]).tensordicts
         types = {column.name: getattr(row["agentic", column.name], "dtype", list) for column in COLUMNS}
         assert types == {
             "n_words": torch.int64, "said": list, "was_long": torch.bool, "share": torch.float32,
