@@ -144,8 +144,6 @@ class TestTransformsOfOthersBetweenOurs:
 class Reminds(Stage):
     """Adds a message behind each result."""
 
-    needs = ()
-
     def run(self, turns):
         for turn in turns:
             if turn.results:
@@ -328,6 +326,15 @@ class TestStagesOfOnesOwn:
         assert [text for role, text, _ in long.messages if role == "user"] == [
             "Work.", "3 messages so far", "4 messages so far",
         ]  # fmt: skip
+
+    def test_in_front_of_tool_compose_it_is_refused_in_both_with_the_order_that_works(self):
+        def make(hook):
+            return Compose(TurnTransform(Counts()), ToolCompose([work]), EndTrajectory(when_no_calls=True))
+
+        for run in (in_environment, in_collector):
+            with pytest.raises(ValueError, match="Counts reads what ToolCompose writes") as error:
+                run(make, [ROW], [[DONE]])
+            assert "Compose(ToolCompose(...), Counts(...))" in str(error.value)
 
     def test_a_raise_ends_a_step_and_costs_a_collector_its_trajectory(self):
         class Raises(Stage):
