@@ -63,6 +63,7 @@ def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pyte
         "rewards",
         "records",
         "testing",
+        "trajectory",
         "interactions",
     ],
 )

@@ -36,6 +36,7 @@ _WHERE = {
     ),
     "interactions": ("Interaction", "Reply", "ScriptedUser", "as_interaction"),
     "tokens.ledger": ("TokenLedger",),
+    "trajectory": ("Column", "OpenTurn", "Stage"),
     "evaluation": ("evaluate",),
     "collectors": ("AgentCollector", "Score", "Task", "TaskStream", "Trajectory", "group_advantage"),
     "rollout": (
@@ -43,7 +44,7 @@ _WHERE = {
     ),
     "transforms": (
         "AgentHistory", "AnswerRewardTransform", "EndTrajectory", "RecordTransform", "ToolCompose",
-        "ToolRewardTransform", "TurnTokenizer", "UserRewardTransform", "UserSimulator",
+        "ToolRewardTransform", "TurnTokenizer", "TurnTransform", "UserRewardTransform", "UserSimulator",
         "collate_rows",
     ),
 }  # fmt: skip
@@ -61,6 +62,7 @@ __all__ = [
     "CallError",
     "Cassette",
     "ClusterRateLimiter",
+    "Column",
     "ConfigError",
     "DispatchResult",
     "Effects",
@@ -89,6 +91,7 @@ __all__ = [
     "MCPToolset",
     "Message",
     "MissingExtra",
+    "OpenTurn",
     "ParseResult",
     "ParsedCall",
     "PythonTool",
@@ -107,6 +110,7 @@ __all__ = [
     "ScriptedUser",
     "SearchTool",
     "ShellTool",
+    "Stage",
     "Status",
     "StopSignal",
     "StopTool",
@@ -129,6 +133,7 @@ __all__ = [
     "Truncated",
     "Turn",
     "TurnTokenizer",
+    "TurnTransform",
     "UserFailed",
     "UserRewardTransform",
     "UserSimulator",
@@ -238,6 +243,7 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.loading import load_function_tools
     from torchrl_agentic.tools.row_data import RowData
     from torchrl_agentic.tools.schema import json_schema_from_pydantic, validate_args
+    from torchrl_agentic.trajectory import Column, OpenTurn, Stage
     from torchrl_agentic.transforms import (
         AgentHistory,
         AnswerRewardTransform,
@@ -246,6 +252,7 @@ if TYPE_CHECKING:
         ToolCompose,
         ToolRewardTransform,
         TurnTokenizer,
+        TurnTransform,
         UserRewardTransform,
         UserSimulator,
         collate_rows,

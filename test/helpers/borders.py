@@ -13,6 +13,7 @@ from torchrl.envs.llm import DatasetChatEnv
 
 from torchrl_agentic import (
     AgentCollector,
+    Column,
     collate_rows,
 )
 from torchrl_agentic.collectors.batching import collector_batch
@@ -103,6 +104,7 @@ def in_environment(
     scripts: Sequence[Sequence[Answer]],
     *,
     context: int | None = None,
+    own: Sequence[Column] = (),
 ) -> list[Seen]:
     """Roll all rows out side by side, in one environment.
 
@@ -111,6 +113,7 @@ def in_environment(
         rows: Rows of the data set.
         scripts: Answers of the model in each row; the last one is repeated.
         context: Number of tokens that the model takes, as `agent_policy` reads it from a model.
+        own: Columns of stages that the package does not have.
     """
     loader = DataLoader([dict(row) for row in rows], collate_fn=collate_rows, batch_size=len(rows))
     env = DatasetChatEnv.from_dataloader(loader, batch_size=(len(rows),))
@@ -144,10 +147,10 @@ def in_environment(
     finally:
         env.close()
     records = {row: record for (_, row), record in log.records.items()}
-    return [_of_steps(some, records.get(index)) for index, some in enumerate(steps)]
+    return [_of_steps(some, records.get(index), own) for index, some in enumerate(steps)]
 
 
-def _of_steps(steps: Sequence[Any], record: Any) -> Seen:
+def _of_steps(steps: Sequence[Any], record: Any, own: Sequence[Column]) -> Seen:
     last = steps[-1]
     told = [step.get("agentic") for step in steps]
     columns: dict[str, Any] = {}
@@ -161,6 +164,13 @@ def _of_steps(steps: Sequence[Any], record: Any) -> Seen:
             columns[name] = int(values[-1])
         elif name == "calls":
             columns[name] = [call for value in values for call in _plain(value)]
+    for column in own:
+        values = [_plain(one.get(column.name)) for one in told]
+        if column.kind is list:
+            columns[column.name] = [item for value in values for item in value]
+        else:
+            flat = [value[0] for value in values]
+            columns[column.name] = {"sum": sum(flat), "any": any(flat), "last": flat[-1]}[column.fold]
     rewards = [step.get("reward", None) for step in steps]
     reward = None if rewards[-1] is None else number(sum(float(one) for one in rewards))
     ledger = read_ledger(last)
@@ -259,6 +269,7 @@ def in_collector(
     scripts: Sequence[Sequence[Answer]],
     *,
     context: int | None = None,
+    own: Sequence[Column] = (),
     **options: Any,
 ) -> list[Seen]:
     """Run the same rows in a collector, each as a task of its own; see `in_environment`."""
@@ -290,11 +301,12 @@ def in_collector(
                 kept[trajectory.task.name] = trajectory
     for name, trajectory in kept.items():
         (row,) = collector_batch([(0, [trajectory])]).tensordicts
-        found[name] = _of_row(row, trajectory, log.records.get((trajectory.name, trajectory.index)))
+        record = log.records.get((trajectory.name, trajectory.index))
+        found[name] = _of_row(row, trajectory, record, own)
     return [found[f"t{index}"] for index in range(len(rows))]
 
 
-def _of_row(row: Any, trajectory: Any, record: Any) -> Seen:
+def _of_row(row: Any, trajectory: Any, record: Any, own: Sequence[Column]) -> Seen:
     columns: dict[str, Any] = {}
     for name, value in row.get("agentic").items():
         if name in SUMS:
@@ -305,6 +317,9 @@ def _of_row(row: Any, trajectory: Any, record: Any) -> Seen:
             columns[name] = int(value)
         elif name == "calls":
             columns[name] = _plain(value)
+    for column in own:
+        value = _plain(row["agentic", column.name])
+        columns[column.name] = value if column.kind is list else value[0]
     ledger = trajectory.ledger
     return Seen(
         [_said(message) for message in trajectory.messages],

@@ -17,7 +17,7 @@ from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.trajectory.advantages import tree_advantage
 from torchrl_agentic.trajectory.columns import COLUMNS, KEY
 from torchrl_agentic.trajectory.fork import Fork
-from torchrl_agentic.trajectory.reasons import NUMBER_OF
+from torchrl_agentic.trajectory.reasons import number_of
 from torchrl_agentic.trajectory.training_rows import TrainingRow, training_rows
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
@@ -142,7 +142,7 @@ def _figures(of: TrainingRow, fork: Fork | None, names: Mapping[str, type]) -> M
     known: dict[str, Any] = {}
     if of.is_end:
         known = {"turn": len(of.trajectory.turns), **of.trajectory.columns}
-        known["ended_by"] = NUMBER_OF[of.trajectory.reason]
+        known["ended_by"] = number_of(of.trajectory.reason)
     elif fork is not None:
         known = {"turn": fork.n_turns, **fork.columns}
     return {name: _entry(known.get(name, kind()), kind) for name, kind in names.items()}

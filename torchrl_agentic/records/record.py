@@ -67,8 +67,8 @@ class TrajectoryRecord:
         score: Score of the whole trajectory; None if unknown.
         gts: The right answer (ground truth), as the data set has it.
         extras: Other fields that a program added.
-        termination_reason: One of `transforms.specs.REASONS`, such as "no_calls"; "terminated" or "truncated"
-            if another transform ended it; "reset" or "closed" if it had not ended; "" if unknown.
+        termination_reason: One of `trajectory.reasons.REASONS`, such as "no_calls"; "terminated" or
+            "truncated" if another transform ended it; "reset" or "closed" if it had not ended; "" if unknown.
         tokens: Its tokens; None if they were not recorded.
         started: Unix time of the first turn, in seconds; None if unknown.
         versions: Version of each package.

@@ -61,7 +61,7 @@ def batch_metrics(batch: TensorDictBase, *, version: int | None = None) -> dict[
         if (specs.KEY, name) in rows[0].keys(True):
             metrics[f"agentic/{name}"] = _mean([row[specs.KEY, name].float().item() for row in rows])
     if (specs.KEY, "ended_by") in rows[0].keys(True):
-        reasons = [REASONS[int(row[specs.KEY, "ended_by"])] for row in rows]
+        reasons = list(map(_reason, rows))
         metrics |= {f"ended/{one}": reasons.count(one) / len(rows) for one in sorted(set(reasons))}
     return metrics
 
@@ -87,6 +87,13 @@ def _merged(name: str, values: list[float], n_processes: int) -> float:
     if name.endswith("/max"):
         return max(values)
     return sum(values) / (n_processes if name.startswith("ended/") else len(values))
+
+
+def _reason(row: Any) -> str:
+    """Return why a trajectory ended; only a collector's batch has the words of the user's own stages."""
+    if ("collector", "reason") in row.keys(True):
+        return row["collector", "reason"]
+    return REASONS[int(row[specs.KEY, "ended_by"])]
 
 
 def _share_of_mixed_groups(rows: list[Any]) -> float:

@@ -2,3 +2,22 @@
 
 A message takes this way: `Episode.open_turn` → the stages, in the order of the transforms → what follows it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrl_agentic.errors import load_lazily
+
+if TYPE_CHECKING:
+    from torchrl_agentic.trajectory.columns import Column
+    from torchrl_agentic.trajectory.episode import Episode
+    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.stage import Stage
+
+__all__ = ["Column", "Episode", "OpenTurn", "Stage"]
+
+__getattr__ = load_lazily(
+    __name__,
+    {"columns": ("Column",), "episode": ("Episode",), "open_turn": ("OpenTurn",), "stage": ("Stage",)},
+)

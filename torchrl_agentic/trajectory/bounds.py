@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.stage import Stage
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ class BoundsStage(Stage):
     """
 
     name = "EndTrajectory"
-    needs = (CallsStage,)
 
     def __init__(self, *, max_turns: int | None = None, when_no_calls: bool = False) -> None:
         self.max_turns, self.when_no_calls = max_turns, when_no_calls

@@ -47,6 +47,7 @@ class CallsStage(Stage):
     """
 
     name = "ToolCompose"
+    opens_turns = True
 
     def __init__(
         self,

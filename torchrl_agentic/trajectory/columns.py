@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_agentic.messages import JSON, Status
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.reasons import NUMBER_OF
+from torchrl_agentic.trajectory.reasons import number_of
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import Episode
@@ -41,11 +41,11 @@ class Column:
     of_episode: Callable[[Episode], Any] | None = None
 
     def value(self, turn: OpenTurn) -> Any:
-        """Return the value of a turn."""
+        """Return the value of a turn, of the kind of the column."""
         if self.of_turn is not None:
-            return self.of_turn(turn)
+            return self.kind(self.of_turn(turn))
         assert self.of_episode is not None
-        return self.of_episode(turn.episode)
+        return self.kind(self.of_episode(turn.episode))
 
 
 def _seconds(turn: OpenTurn) -> float:
@@ -91,7 +91,7 @@ CALLS = (
     Column("n_infra", int, "sum", _n_infra),
     Column("turn", int, "last", of_episode=lambda episode: episode.n_turns),
     Column("trajectory", int, "last", of_episode=lambda episode: episode.number),
-    Column("ended_by", int, "last", lambda turn: NUMBER_OF[turn.reason]),
+    Column("ended_by", int, "last", lambda turn: number_of(turn.reason)),
     Column("tool_reward", float, "sum", lambda turn: turn.tool_reward),
     Column("trajectory_reward", float, "sum", lambda turn: turn.final_reward),
     Column("tool_seconds", float, "sum", _seconds),

@@ -7,7 +7,6 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.tokens.writer import ChatEncoder
-from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.columns import TOKENS, Column
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.stored_message import StoredMessage
@@ -33,7 +32,6 @@ class EncodingStage(Stage):
     """
 
     name = "TurnTokenizer"
-    needs = (CallsStage,)
 
     def __init__(self, encoder: ChatEncoder, *, raises_on_drift: bool = False) -> None:
         self.encoder, self.raises_on_drift = encoder, raises_on_drift

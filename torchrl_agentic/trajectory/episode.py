@@ -139,7 +139,7 @@ class Episode:
         """End the trajectory; the first reason counts.
 
         Args:
-            reason: One of `REASONS`.
+            reason: Why, as for `OpenTurn.end`.
             terminated: Whether it has ended by itself.
             truncated: Whether a bound ends it.
         """

@@ -27,7 +27,7 @@ class Effect:
 
     Attributes:
         messages: Messages that it added.
-        reason: Why it ended the trajectory, one of `REASONS`; "" if it did not.
+        reason: Why it ended the trajectory, one of `REASONS` or a word of its own; "" if it did not.
         terminated: Whether the trajectory ended by itself.
         truncated: Whether a bound ended it.
         reward: Reward that it gave; NaN without a verdict.
@@ -196,7 +196,8 @@ class OpenTurn:
         """End the trajectory; the first reason that is given counts.
 
         Args:
-            reason: One of `REASONS`.
+            reason: One of `REASONS`, or a word of your own, which records and ("collector", "reason") show;
+                ("agentic", "ended_by") is a number, 0 for such a word.
             terminated: Whether it has ended by itself.
             truncated: Whether a bound ends it.
         """
@@ -223,7 +224,7 @@ class OpenTurn:
 
     @property
     def reason(self) -> str:
-        """Why this turn ended the trajectory, one of `REASONS`; "" if no stage ended it."""
+        """Why this turn ended the trajectory, by the first stage that gave a reason; "" if none ended it."""
         return next((effect.reason for effect in self.effects.values() if effect.reason), "")
 
     @property

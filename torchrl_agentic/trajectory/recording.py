@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
-from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.task_columns import final_answer
 
@@ -147,7 +146,6 @@ class RecordStage(Stage):
     """
 
     name = "RecordTransform"
-    needs = (CallsStage,)
 
     def __init__(self, gts: Any = None, extras: Mapping[str, Any] | None = None, *, tokens: bool) -> None:
         self.gts: Sequence[Any] = RIGHT_ANSWERS if gts is None else (gts,)

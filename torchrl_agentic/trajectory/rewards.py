@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_agentic.messages import as_number
-from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.columns import Column
 from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.stage import Stage
@@ -40,7 +39,6 @@ class ToolRewardStage(Stage):
     """
 
     name = "ToolRewardTransform"
-    needs = (CallsStage,)
     gives_rewards = True
 
     def __init__(self, *, place: Place, calls: float, trajectories: float) -> None:
@@ -121,7 +119,6 @@ class AnswerRewardStage(Stage):
     """
 
     name = "AnswerRewardTransform"
-    needs = (CallsStage,)
     gives_rewards = True
 
     def __init__(

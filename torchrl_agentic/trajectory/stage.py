@@ -21,13 +21,15 @@ class Stage(ABC):
 
     Attributes:
         name: Name for messages: that of the transform it belongs to; by default made of the class's name.
-        needs: Classes of stages that must stand in front of this one.
+        needs: Classes of stages that must stand in front of this one, besides that of `ToolCompose`.
+        opens_turns: Whether it is the stage of `ToolCompose`, which stands in front of all others.
         gives_rewards: Whether it calls `OpenTurn.give`.
         hears_user: Whether the simulated user is heard here; the tools stay open until then.
     """
 
     name: ClassVar[str] = "Stage"
     needs: ClassVar[tuple[type[Stage], ...]] = ()
+    opens_turns: ClassVar[bool] = False
     gives_rewards: ClassVar[bool] = False
     hears_user: ClassVar[bool] = False
 
@@ -81,24 +83,23 @@ def act(stage: Stage, turns: Iterable[OpenTurn]) -> Coroutine[Any, Any, None] | 
     return stage.run(new) if new else None
 
 
-def check_order(stages: Sequence[Stage], *, are_all: bool = True) -> None:
+def check_order(stages: Sequence[Stage]) -> None:
     """Check that each stage has what it needs in front of it, and goes together with the others.
 
     Args:
         stages: The stages, in the order of the transforms.
-        are_all: Whether no others follow, so that what is missing is missing for good.
 
     Raises:
         ValueError: If one has not, or does not; the message names the order.
     """
+    first = [type(stage) for stage in stages if stage.opens_turns][:1]
     for place, stage in enumerate(stages):
-        for kind in stage.needs:
+        for kind in (*([] if stage.opens_turns else first), *stage.needs):
             if not any(isinstance(one, kind) for one in stages[:place]):
                 if any(isinstance(one, kind) for one in stages[place:]):
                     raise ValueError(
                         f"{stage.name} reads what {kind.name} writes, and stands in front of it; write "
                         f"Compose({kind.name}(...), {stage.name}(...))"
                     )
-                if are_all:
-                    raise ValueError(f"{stage.name} reads what {kind.name} writes, and there is none")
+                raise ValueError(f"{stage.name} reads what {kind.name} writes, and there is none")
         stage.check(stages)

@@ -12,7 +12,6 @@ from torchrl_agentic.interactions.base import Interaction, Reply
 from torchrl_agentic.interactions.user_tool import final_score, reply
 from torchrl_agentic.messages import Message
 from torchrl_agentic.trajectory.bounds import BoundsStage
-from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.trajectory.columns import USER, Column
 from torchrl_agentic.trajectory.encoding import EncodingStage
 from torchrl_agentic.trajectory.stage import Stage
@@ -38,7 +37,6 @@ class UserStage(Stage):
     """
 
     name = "UserSimulator"
-    needs = (CallsStage,)
     hears_user = True
 
     def __init__(

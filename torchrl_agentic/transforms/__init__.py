@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UserRewardTransform,
     )
     from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer
+    from torchrl_agentic.transforms.turn_transform import TurnTransform
     from torchrl_agentic.transforms.user_simulator import UserSimulator
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ToolCompose",
     "ToolRewardTransform",
     "TurnTokenizer",
+    "TurnTransform",
     "UserRewardTransform",
     "UserSimulator",
     "collate_rows",
@@ -50,6 +52,7 @@ __getattr__ = load_lazily(
             "UserRewardTransform",
         ),
         "turn_tokenizer": ("TurnTokenizer",),
+        "turn_transform": ("TurnTransform",),
         "user_simulator": ("UserSimulator",),
     },
 )

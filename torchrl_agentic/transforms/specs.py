@@ -16,7 +16,7 @@ from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 from torchrl_agentic.trajectory.columns import KEY, Column
 from torchrl_agentic.trajectory.episode import Episode
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.reasons import NUMBER_OF
+from torchrl_agentic.trajectory.reasons import number_of
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.history import AgentHistory
 
@@ -131,18 +131,17 @@ def write_ends(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage
         True if it has ended a row.
     """
     ended = [
-        (turn.episode.row, effect)
-        for turn in turns
-        if (effect := turn.effects[stage]).terminated or effect.truncated
+        (turn, effect) for turn in turns if (effect := turn.effects[stage]).terminated or effect.truncated
     ]
     if not ended:
         return False
     done = next_tensordict.get("done")
     flags = {name: torch.zeros(done.numel(), dtype=torch.bool) for name in ("terminated", "truncated")}
     reasons = torch.zeros(done.numel(), dtype=torch.int64)
-    for row, effect in ended:
+    for turn, effect in ended:
+        row = turn.episode.row
         flags["terminated"][row], flags["truncated"][row] = effect.terminated, effect.truncated
-        reasons[row] = NUMBER_OF.get(effect.reason, 0)
+        reasons[row] = number_of(turn.reason)
     for name, added in flags.items():
         added = added.to(done.device).reshape(done.shape)
         known = next_tensordict.get(name, None)
