@@ -134,7 +134,7 @@ def test_event_loop_survives_system_exit_of_a_task(kind: str, where: str):
 
         threading.Thread(target=work, daemon=True).start()
         import time
-        time.sleep(3)
+        time.sleep({limit(3)})
         print("hangs", flush=True)
         os._exit(0)
         """

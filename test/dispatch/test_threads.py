@@ -120,7 +120,7 @@ async def test_close_ends_queued_calls():
     threads.close()
     let_go.set()
     await running
-    done, _ = await asyncio.wait([queued], timeout=2)
+    done, _ = await asyncio.wait([queued], timeout=limit(2))
     queued.cancel()
     await asyncio.gather(queued, return_exceptions=True)
     assert done, "the call neither ran nor failed"

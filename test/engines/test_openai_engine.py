@@ -399,7 +399,7 @@ async def test_a_try_that_takes_too_long_ends(act):
         with pytest.raises(InfrastructureError, match=r"did not answer within 0\.05 s"):
             await ask(engine)
         await engine.close()
-    assert len(server.bodies) == 2
+    assert len(server.bodies) <= 2  # a try may end before its request has arrived
 
 
 @pytest.mark.parametrize("stream", [False, True])

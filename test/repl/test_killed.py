@@ -50,7 +50,7 @@ def make(request):
     return KINDS[request.param]
 
 
-def host_pid(repl) -> int:
+def host_pids(repl) -> list[int]:
     """Find the process that runs cells by its name, because its PID inside is different."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
@@ -59,8 +59,7 @@ def host_pid(repl) -> int:
                 found.append(int(path.parent.name))
         except OSError:
             continue
-    (pid,) = found
-    return pid
+    return found
 
 
 async def marked(repl) -> int:
@@ -68,7 +67,19 @@ async def marked(repl) -> int:
     repl.mark = f"mark{os.urandom(3).hex()}"
     code = f"import ctypes; ctypes.CDLL(None).prctl(15, b'{repl.mark}', 0, 0, 0); x = 1"
     assert (await repl.execute(code)).status == "ok"
-    return host_pid(repl)
+    (pid,) = host_pids(repl)
+    return pid
+
+
+async def cell_that_runs(repl) -> asyncio.Task:
+    """Return a task that executes code without end, and has begun: it gives the interpreter another name."""
+    repl.mark = f"mark{os.urandom(3).hex()}"
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{repl.mark}', 0, 0, 0); time.sleep(10_000)"
+    cell = asyncio.create_task(repl.execute(code, timeout=limit(50)))
+    async with asyncio.timeout(limit(10)):
+        while not host_pids(repl):
+            await asyncio.sleep(0.01)
+    return cell
 
 
 async def gone(pid: int) -> None:
@@ -163,8 +174,7 @@ async def test_a_supervisor_that_is_lost_is_replaced(kind, meanwhile):
         if not meanwhile:
             os.kill(supervisor, signal.SIGKILL)
         else:
-            cell = asyncio.create_task(repl.execute("import time; time.sleep(100)", timeout=50))
-            await asyncio.sleep(0.1)
+            cell = await cell_that_runs(repl)
             os.kill(supervisor, signal.SIGKILL)
             async with asyncio.timeout(limit(10)):
                 result = await cell
@@ -212,8 +222,7 @@ async def test_killed_zygote_gives_infra_and_others_continue():
         await repl.execute("x = 1")
     supervisor = parent(await marked(repls[2]))
     zygote = parent(supervisor)
-    cells = [asyncio.create_task(repl.execute("import time; time.sleep(100)")) for repl in repls[:2]]
-    await asyncio.sleep(0.1)
+    cells = [await cell_that_runs(repl) for repl in repls[:2]]
     os.kill(zygote, signal.SIGKILL)
     await gone(supervisor)
     async with asyncio.timeout(limit(20)):

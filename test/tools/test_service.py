@@ -53,7 +53,7 @@ async def test_transient_errors_are_retried(bad):
 async def test_a_try_that_takes_too_long_is_tried_again():
     answer, server = await _ask([Reply(how="hang"), OK], timeout=0.1, patience=ENDLESS)
     assert answer.data == {"fine": True}
-    assert len(server.requests) == answer.tries > 1
+    assert answer.tries >= len(server.requests) > 1  # a try may end before its request has arrived
 
 
 @pytest.mark.parametrize(
