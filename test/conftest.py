@@ -109,7 +109,7 @@ SLOW = (
     "rewards/test_model_judge.py",
     "engines/test_scripted_engine.py",
     "engines/test_transformers_engine.py",
-    "engines/test_lock_step.py",
+    "rollout/test_lock_step.py",
     "engines/test_engine_pool.py",
 )
 """Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""

@@ -1,4 +1,4 @@
-"""What both borders need of torch and TorchRL: a few tensors, and the transforms inside a `Compose`."""
+"""Tensors that both borders make, and the transforms inside a `Compose`."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false

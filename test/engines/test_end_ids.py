@@ -7,8 +7,8 @@ import torch
 from torchrl.envs import Compose
 
 from torchrl_agentic import EndTrajectory, PythonTool, ToolCompose
-from torchrl_agentic.engines import EnginePool, LockStep, TransformersEngine
-from torchrl_agentic.rollout import agent_policy, rollout
+from torchrl_agentic.engines import EnginePool, TransformersEngine
+from torchrl_agentic.rollout import LockStep, agent_policy, rollout
 from torchrl_agentic.testing import load_tiny
 from torchrl_agentic.tokens.writer import stop_ids
 from torchrl_agentic.transforms import TurnTokenizer

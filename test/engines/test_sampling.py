@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from helpers.collector_worlds import CountedTool, WildEngine, collector_of, looks, tokenizer
 
-from torchrl_agentic.engines import EnginePool, HTTPEngine, LockStep, TransformersEngine
+from torchrl_agentic.engines import EnginePool, HTTPEngine, TransformersEngine
 from torchrl_agentic.engines.sampling import Sampling, sampling_of
-from torchrl_agentic.rollout import agent_policy, training_policy
+from torchrl_agentic.rollout import LockStep, agent_policy, training_policy
 from torchrl_agentic.testing import load_tiny
 
 MODEL, TOKENIZER = load_tiny()

@@ -15,13 +15,12 @@ from torchrl_agentic.engines import (
     ChatEngine,
     Engine,
     EnginePool,
-    LockStep,
     Sampled,
     Sampling,
     ScriptedEngine,
     TransformersEngine,
 )
-from torchrl_agentic.rollout import agent_policy, trajectory_batch
+from torchrl_agentic.rollout import LockStep, agent_policy, trajectory_batch
 from torchrl_agentic.testing import load_tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Prompt|Full) history should have one more batch dimension")

@@ -27,7 +27,7 @@ from torchrl_agentic.trajectory.fork import Fork, ForkState
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.prompting import MessagePrompting, Prompting, TokenPrompting
 from torchrl_agentic.trajectory.recording import EpisodeRecording
-from torchrl_agentic.trajectory.rewards import NoAnswer
+from torchrl_agentic.trajectory.reward_stages import NoAnswer
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
@@ -159,9 +159,11 @@ class TrajectoryRun:
             watch=self._watch,
             max_turns=task.max_turns,
             has_user=spec.users is not None,
+            index=index,
         )
         self._origin = Origin(task.name, group, index)
-        self._episode.recording = EpisodeRecording(spec.hook, name, index, self._origin)
+        self._recording = EpisodeRecording(spec.hook, name, index, self._origin)
+        self._episode.recording = self._recording
         self._turns = self._episode.turns = list[Turn]()
         self._columns: dict[str, Any] = {}
         self._rewards: list[float] = []
@@ -195,10 +197,10 @@ class TrajectoryRun:
             self._judge()
             trajectory = await self._scored(self._finished(prompt))
         except BaseException:
-            episode.recording.finish("failed")
+            self._recording.finish("failed")
             raise
         has_reward = self._reward is not None or self._spec.has_rewards
-        finish_record(episode.recording, trajectory, self._spec, origin=self._origin, has_reward=has_reward)
+        finish_record(self._recording, trajectory, self._spec, origin=self._origin, has_reward=has_reward)
         return trajectory
 
     async def _begin(self) -> Prompting:
@@ -230,10 +232,11 @@ class TrajectoryRun:
         self._episode.state.update(fork.stage_states)
         self._began -= fork.seconds
         self._columns = dict(fork.columns)
+        self._episode.n_recorded = sum(len(turn.context) + 1 + len(turn.messages) for turn in fork.turns)
         for turn, reward in zip(fork.turns, fork.turn_rewards, strict=True):
             turn = replace(turn, trajectory=self.name, row=self._index)
             self._turns.append(turn)
-            self._episode.recording.record(turn)
+            self._recording.record(turn)
             self._note_reward(reward)
         return [StoredMessage(fields) for fields in fork.messages]
 
@@ -329,7 +332,7 @@ class TrajectoryRun:
         """Keep the reward of the last turn."""
         self._rewards.append(reward)
         if reward:
-            self._episode.recording.add_reward(reward)
+            self._recording.add_reward(reward)
 
     def _judge(self) -> None:
         """Raise what left the trajectory without a reward; else count its last turn."""

@@ -60,8 +60,8 @@ def trajectory_batch(
         - ("next", "reward"): float32, [1, 1], the sum over the steps of the trajectory that were given; NaN
           if there is no verdict (`ToolCompose`).
         - ("next", "done"), "terminated", "truncated": bool, [1].
-        - ("agentic", …): the entries of the steps, each [1], as the turns add up: counts and rewards are sums,
-          flags are true if one step's is, and numbers such as "turn" are those of the last step.
+        - ("agentic", …): the entries of the steps, each [1], as the turns add up: counts and rewards are
+          sums, flags are true if one step's is, and numbers such as "turn" are those of the last step.
         - "query", "answer" and the other columns that `AnswerRewardTransform` knows, and `columns`: as they
           are.
 

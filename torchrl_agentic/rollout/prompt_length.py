@@ -40,7 +40,7 @@ class PromptLength:
         compose = next((one for one in found if isinstance(one, ToolCompose)), None)
         writer = next((one for one in found if isinstance(one, TurnTokenizer)), None)
         if compose is not None:
-            shown = {"tools": compose.tools, "tool_role": compose.tool_role}
+            shown = {"tools": compose.tools, "tool_role": compose.stage.tool_role}
         elif not found:
             if isinstance(tools, Tool | str | Mapping) or not isinstance(tools, Iterable):
                 raise TypeError(f"tools is a list of tools or a ToolCompose; got {type(tools).__name__}")

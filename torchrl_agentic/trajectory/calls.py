@@ -180,6 +180,20 @@ def _note_times(turn: OpenTurn, start: float) -> None:
             )  # fmt: skip
 
 
+def parser_for(parser: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolCallParser:
+    """Return a parser, set up for a tokenizer if there is one.
+
+    Args:
+        parser: A parser, or the name of a registered one.
+        tokenizer: Tokenizer of the model, or None.
+        template_kwargs: Options of the chat template.
+    """
+    from torchrl_agentic.parsers import get_parser  # which finds all parsers
+
+    found = get_parser(parser, tokenizer=tokenizer, **(template_kwargs if parser == "auto" else {}))
+    return found if tokenizer is None else found.with_tokenizer(tokenizer, **template_kwargs)
+
+
 def without_eos(text: str, eos_strings: Sequence[str]) -> str:
     """Return a text without end-of-sequence strings, and white space around them, at its end.
 

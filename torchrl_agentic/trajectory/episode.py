@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.messages import JSON, Message, Turn
+from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.recording import EpisodeRecording
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.watch import SILENT, Watch
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import TrajectoryHook
+    from torchrl_agentic.trajectory.recording import EpisodeRecording
     from torchrl_agentic.trajectory.stage import Stage
     from torchrl_agentic.trajectory.user_side import UserSide
 
@@ -33,9 +33,10 @@ class Episode:
         watch: Follows what it does.
         max_turns: Upper bound on its turns, besides those of stages; None: no other.
         has_user: Whether a simulated user takes part, so that tools stay open until it was heard.
+        index: Its place in records; None: its row.
 
     Attributes:
-        recording: Its record.
+        recording: Its record, or None.
         user: The simulated user's side, or None.
         turn: The last turn that was opened, or None.
         reason: Why it ended; "" if it goes on.
@@ -55,10 +56,14 @@ class Episode:
         watch: Watch = SILENT,
         max_turns: int | None = None,
         has_user: bool = False,
+        index: int | None = None,
     ) -> None:
         self.session, self.number, self.watch = session, number, watch
-        self.max_turns, self.has_user = max_turns, has_user
-        self.recording = EpisodeRecording(hook, session.trajectory, session.row)
+        self.max_turns, self.has_user, self.index = max_turns, has_user, index
+        self.recording: EpisodeRecording | None = None
+        if hook is not None:
+            self.recording = EpisodeRecording(hook, session.trajectory, session.row)
+        self.n_recorded = 0
         self.user: UserSide | None = None
         self.turn: OpenTurn | None = None
         self.reason, self.terminated, self.truncated = "", False, False
@@ -130,10 +135,23 @@ class Episode:
             turn: The turn.
             rendered: Messages that carry the results.
         """
+        if self.turns is None and self.recording is None:
+            return
+        record = Turn(
+            self.name,
+            self.n_turns - 1,
+            turn.message,
+            DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
+            tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in rendered),
+            tuple(message.read() for message in turn.earlier[self.n_recorded :]),
+            turn.parsed.notes,
+            self.row if self.index is None else self.index,
+        )
+        self.n_recorded = len(turn.earlier) + 1 + len(rendered)
         if self.turns is not None:
-            self.turns.append(self.recording.record_open(turn, rendered))
-        elif self.recording.is_wanted:
-            self.recording.record_open(turn, rendered)
+            self.turns.append(record)
+        if self.recording is not None:
+            self.recording.record(record)
 
     def end(self, reason: str, *, terminated: bool = False, truncated: bool = False) -> None:
         """End the trajectory; the first reason counts.

@@ -23,7 +23,7 @@ _UNREAD = ParseResult("")
 
 @dataclass(slots=True)
 class Effect:
-    """What one stage did in one turn; a border writes it as often as the step is repeated.
+    """The changes that one stage made in one turn; a border writes them each time that the step is repeated.
 
     Attributes:
         messages: Messages that it added.
@@ -49,6 +49,13 @@ class OpenTurn:
     """One trajectory between a message of the model and the next prompt: what the stages read and change.
 
     `Episode.open_turn` creates it. What the border sees, it sets before each stage.
+
+    Args:
+        episode: The trajectory.
+        number: Number of the turn, counted from 0.
+        message: Message of the model.
+        answer: The same message, with the fields that the conversation keeps.
+        earlier: Messages in front of it.
 
     Attributes:
         episode: The trajectory.
@@ -208,7 +215,7 @@ class OpenTurn:
         self.episode.end(reason, terminated=terminated, truncated=truncated)
 
     def give(self, reward: float, error: BaseException | None = None) -> None:
-        """Give the turn a reward, beside those of other stages.
+        """Add a reward of the turn, beside those of other stages.
 
         A reward that is not finite in float32 is unknown: NaN. So is that of a trajectory that could not
         begin, or whose user failed.

@@ -34,13 +34,25 @@ class Sampler(Protocol):
     ) -> tuple[list[int], str]:
         """Sample one answer behind the tokens of a trajectory, and append it to them.
 
+        Args:
+            writer: Tokens of the trajectory.
+            max_tokens: Upper bound on the tokens of the answer.
+            key: Name of the trajectory.
+            on_ids: Called with each piece of the answer, or None.
+            media: Images and videos of the conversation by kind.
+
         Returns:
             Its ids, and "stop" or "length".
         """
         ...
 
     async def chat(self, ask: Callable[[Any], Awaitable[T]], key: str) -> T:
-        """Make a request for a message; `ask` makes it to the engine that it is called with."""
+        """Make a request for a message.
+
+        Args:
+            ask: Makes the request to the engine that it is called with.
+            key: Name of the trajectory.
+        """
         ...
 
 
@@ -120,6 +132,8 @@ class TokenPrompting(Prompting):
     """Prompts and answers are token ids.
 
     Args:
+        sampler: Makes the requests.
+        messages: The first messages.
         encoder: Encodes prompts.
         tools: Names of the tools that the template shows; None: all.
         context_length: Number of tokens that the engine takes; None: unknown.
@@ -214,6 +228,8 @@ class MessagePrompting(Prompting):
     """The engine takes messages and returns one.
 
     Args:
+        sampler: Makes the requests.
+        messages: The first messages.
         tools: Tools that requests list.
         **options: As for `Prompting`.
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
+from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.trajectory.final_answer import final_answer
 from torchrl_agentic.trajectory.stage import Stage
-from torchrl_agentic.trajectory.task_columns import final_answer
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
@@ -52,11 +52,6 @@ class EpisodeRecording:
         self.n_messages, self.reason = 0, ""
 
     @property
-    def is_wanted(self) -> bool:
-        """True if there is a hook, and the record has not ended."""
-        return self._hook is not None and not self._has_ended
-
-    @property
     def is_open(self) -> bool:
         """True if a turn is recorded, and the record has not ended."""
         return self._recording is not None
@@ -70,26 +65,6 @@ class EpisodeRecording:
                 if self._origin is not None:
                     self._recording.set_origin(self._origin)
             self._recording.record_turn(turn)
-
-    def record_open(self, turn: OpenTurn, rendered: Sequence[Mapping[str, Any]]) -> Turn:
-        """Record an open turn, and return its record.
-
-        Args:
-            turn: The turn, after its calls.
-            rendered: Messages that carry their results.
-        """
-        record = Turn(
-            self._trajectory,
-            turn.episode.n_turns - 1,
-            turn.message,
-            DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
-            tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in rendered),
-            tuple(message.read() for message in turn.earlier[self.n_messages :]),
-            turn.parsed.notes,
-            self._row,
-        )
-        self.record(record)
-        return record
 
     def add_reward(self, value: float) -> None:
         """Record the reward of the last turn; a later one replaces it."""
@@ -115,7 +90,14 @@ class EpisodeRecording:
         tokens: TokenRecord | None = None,
         **extras: JSON,
     ) -> None:
-        """Record facts about the whole trajectory; see `Recording.annotate`."""
+        """Record facts about the whole trajectory; see `Recording.annotate`.
+
+        Args:
+            score: Score of the trajectory.
+            gts: The right answer.
+            tokens: Tokens of the trajectory.
+            extras: Other fields, by name.
+        """
         if self._recording is not None:
             self._recording.annotate(score=score, gts=gts, tokens=tokens, **extras)
 
@@ -156,7 +138,7 @@ class RecordStage(Stage):
         """Complete the records of the trajectories that have ended."""
         for turn in turns:
             recording = turn.episode.recording
-            if turn.is_over and recording.is_open:
+            if turn.is_over and recording is not None and recording.is_open:
                 recording.add_rest([*turn.earlier, turn.answer, *turn.injected])
                 self.annotate(recording, turn.lookup)
 

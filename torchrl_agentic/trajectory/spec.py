@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import check_count
-from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.records import TrajectoryHook
 from torchrl_agentic.tokens.writer import ChatEncoder
 from torchrl_agentic.trajectory.bounds import BoundsStage
-from torchrl_agentic.trajectory.calls import CallsStage
+from torchrl_agentic.trajectory.calls import CallsStage, parser_for
 from torchrl_agentic.trajectory.columns import Column
-from torchrl_agentic.trajectory.encoding import EncodingStage
+from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.recording import RecordStage
-from torchrl_agentic.trajectory.rewards import ToolRewardStage
+from torchrl_agentic.trajectory.reward_stages import ToolRewardStage
 from torchrl_agentic.trajectory.stage import Stage, check_order
 from torchrl_agentic.trajectory.users import UserStage
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySpec:
-    """What all trajectories of a collector share.
+    """Stages and services that all trajectories of a collector share.
 
     Attributes:
         compose: The `ToolCompose`.
@@ -142,18 +142,6 @@ class TrajectorySpec:
         await self.dispatcher.close_sessions()
         if self.users is not None:
             await self.users.close_sessions()
-
-
-def parser_for(parser: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolCallParser:
-    """Return a parser, set up for a tokenizer if there is one.
-
-    Args:
-        parser: A parser, or the name of a registered one.
-        tokenizer: Tokenizer of the model, or None.
-        template_kwargs: Options of the chat template.
-    """
-    found = get_parser(parser, tokenizer=tokenizer, **(template_kwargs if parser == "auto" else {}))
-    return found if tokenizer is None else found.with_tokenizer(tokenizer, **template_kwargs)
 
 
 def _calls(compose: Any, encoder: ChatEncoder | None) -> CallsStage:

@@ -12,6 +12,7 @@ import numpy as np
 
 from torchrl_agentic.messages import Fields, fields_of
 from torchrl_agentic.text import did_you_mean, nearest, read_json
+from torchrl_agentic.trajectory.final_answer import final_answer
 
 QUESTIONS = ("messages", "prompt", "query", "question", "problem", "instruction")
 """Columns that may hold the first messages, or the text of the user's message; the first one counts."""
@@ -20,7 +21,6 @@ ANSWERS = ("answer", "ground_truth", "reward_model.ground_truth", "extra_info.gr
 NAMES = ("name", "id", "task_id", "uid", "index", "extra_info.index")
 """Columns that may name a row."""
 _HIDDEN = ("name", "answer", "ground_truth")
-_GROUPED = re.compile(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d+)?")
 _MEDIA = {"<image>": "images", "<video>": "videos"}
 _ABSENT: Any = object()
 
@@ -201,33 +201,6 @@ def _written(text: str) -> list[Mapping[str, Any]] | None:
         return None
     messages = [fields_of(one) for one in found]
     return found if messages and all(one and {"role", "content"} <= one.keys() for one in messages) else None
-
-
-def final_answer(text: Any, *, in_solution: bool = False) -> Any:
-    """Return the answer at the end of a written solution; other answers are returned as they are.
-
-    Args:
-        text: The answer, or a solution that ends with `#### 42`.
-        in_solution: Whether it is a written solution, whose last boxed content is the answer too.
-    """
-    if not isinstance(text, str):
-        return text
-    _, mark, answer = text.rpartition("####")
-    answer = answer.strip()
-    if mark and answer and "\n" not in answer:
-        return answer.replace(",", "") if _GROUPED.fullmatch(answer) else answer
-    return (_boxed(text) or text) if in_solution else text
-
-
-def _boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{…}`."""
-    _, mark, rest = text.rpartition("\\boxed{")
-    depth = 1
-    for at, character in enumerate(rest if mark else ""):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return rest[:at].strip()
-    return None
 
 
 def _label(value: Any) -> str | int | None:

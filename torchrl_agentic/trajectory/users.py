@@ -13,7 +13,7 @@ from torchrl_agentic.interactions.user_tool import final_score, reply
 from torchrl_agentic.messages import Message
 from torchrl_agentic.trajectory.bounds import BoundsStage
 from torchrl_agentic.trajectory.columns import USER, Column
-from torchrl_agentic.trajectory.encoding import EncodingStage
+from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.stage import Stage
 
 if TYPE_CHECKING:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torchrl_agentic.trajectory.span import Cause
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrl_agentic.trajectory.span import Cause
 
 
 class Watch:

@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -20,29 +18,25 @@ from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs.transforms import Compose
 
-from torchrl_agentic.dispatch import Session, SessionRows, ToolSelection
+from torchrl_agentic.dispatch import Session, ToolSelection
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.parsers import ToolCallParser
-from torchrl_agentic.records import Recorders, TrajectoryHook, as_hook
 from torchrl_agentic.tensors import reset_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage
-from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.trajectory.stage import act, check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.dataset_rows import begin_rows, completed, row_columns, visible_state
-from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, stages_of, stepped
+from torchrl_agentic.transforms.episode_rows import EpisodeRows
+from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, row_numbers, stages_of, stepped
 from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
-from torchrl_agentic.transforms.turn_transform import row_numbers
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
-    from torchrl_agentic.trajectory.user_side import UserSide
+    from torchrl_agentic.records import Recorders, TrajectoryHook
 
 logger = logging.getLogger(__name__)
 
@@ -109,11 +103,8 @@ class ToolCompose(ToolList):
     """
 
     stage: CallsStage
-    hook: TrajectoryHook | None
-    _rows: SessionRows[dict[int, Episode]]
+    _rows: EpisodeRows
     _mask: torch.Tensor | None = None
-    _warned_of_rewards: bool = False
-    _has_user: bool = False
 
     def __init__(
         self,
@@ -159,7 +150,6 @@ class ToolCompose(ToolList):
             reports_calls=report_calls,
             eos_strings=eos_strings,
         )
-        self.hook = as_hook(recorder)
         self._toolsets = []
         options = {
             "rate_limits": limits_by_tool(rate_limits),
@@ -173,7 +163,13 @@ class ToolCompose(ToolList):
         found = [ensure_tool(item) for item in tools]
         for tool in found:
             warn_if_undescribed(tool)
-        self._rows = SessionRows(found, options, dict, owner=self)
+        if recorder is None:
+            hook = None
+        else:
+            from torchrl_agentic.records import as_hook
+
+            hook = as_hook(recorder)
+        self._rows = EpisodeRows(found, options, hook, owner=self)
 
     @property
     def parser(self) -> ToolCallParser:
@@ -181,23 +177,14 @@ class ToolCompose(ToolList):
         return self.stage.parser
 
     @property
-    def episodes(self) -> Mapping[int, Episode]:
-        """The open trajectories by row."""
-        return self._rows.state
+    def rows(self) -> EpisodeRows:
+        """The trajectories of the rows."""
+        return self._rows
 
-    def episode(self, row: int) -> Episode:
-        """Return the trajectory of a row; begin one if none is open.
-
-        Args:
-            row: Index in the flattened batch.
-        """
-        session = self._rows.session(row)
-        episode = self._rows.state.get(row)
-        if episode is None or episode.session is not session:
-            number = self._rows.ids[row]
-            episode = Episode(session, number=number, hook=self.hook, has_user=self._has_user)
-            self._rows.state[row] = episode
-        return episode
+    @property
+    def hook(self) -> TrajectoryHook | None:
+        """Receives the records of the trajectories, or None."""
+        return self._rows.hook
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
@@ -210,16 +197,18 @@ class ToolCompose(ToolList):
             if added := turn.effects[self.stage].messages:
                 rows[turn.episode.row] = rows[turn.episode.row].extended(added)
         border.set_prompts(next_tensordict, rows)
-        specs.write_columns(next_tensordict, self.stage.columns, self.episodes, turns, is_first=True)
+        specs.write_columns(next_tensordict, self.stage.columns, self._rows.episodes, turns, is_first=True)
         specs.with_truncated(next_tensordict)
         specs.write_ends(next_tensordict, turns, self.stage)
-        self.settle(turns, next_tensordict)
+        self._rows.settle(turns, next_tensordict)
         return keep_ended(tensordict, next_tensordict)
 
     def _open(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
     ) -> tuple[list[border.Conversation], list[OpenTurn]]:
         """Return the conversations of all rows, and the open turns of those that take part in the step."""
+        from torchrl_agentic.transforms.dataset_rows import completed, visible_state
+
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows, turns = border.prompts(next_tensordict), list[OpenTurn]()
         numbers, done = row_numbers(tensordict, specs.TURN), next_tensordict.get("done").reshape(-1).tolist()
@@ -229,7 +218,7 @@ class ToolCompose(ToolList):
                 continue
             lengths = len(before[row]), len(written[row])
             rows[row], message = border.read_turn(rows[row], *lengths, self.stage.eos_strings)
-            messages, episode = rows[row].messages, self.episode(row)
+            messages, episode = rows[row].messages, self._rows.episode(row)
             turn = episode.open_turn(message, messages[-1], messages[:-1], root_turn=numbers[row])
             turn.is_over = done[row]
             turn.view = partial(visible_state, tensordict, row)
@@ -245,48 +234,6 @@ class ToolCompose(ToolList):
                 turn.is_full = full[turn.episode.row]
         return rows, turns
 
-    def open_turns(
-        self, tensordict: TensorDictBase, next_tensordict: TensorDictBase, reader: str
-    ) -> list[OpenTurn]:
-        """Return the turns that this step has opened, for the transforms behind this one.
-
-        Args:
-            tensordict: The root of the step, [*B].
-            next_tensordict: Its "next", [*B].
-            reader: Name of the transform that asks, for the message.
-
-        Raises:
-            RuntimeError: If this transform has not seen the step.
-        """
-        numbers = row_numbers(next_tensordict, specs.TRAJECTORY)
-        active = stepped(tensordict)
-        turns = [
-            episode.turn
-            for row, episode in self.episodes.items()
-            if active[row] and episode.turn is not None and numbers[row] == episode.number
-        ]
-        if len(turns) != sum(active):
-            raise RuntimeError(f"{reader} reads what ToolCompose writes: put it behind it")
-        for turn in turns:
-            turn.lookup = partial(row_columns, (tensordict, next_tensordict), turn.episode.row)
-        return turns
-
-    def settle(self, turns: Sequence[OpenTurn], next_tensordict: TensorDictBase) -> None:
-        """Close the trajectories that have ended, and write the final rewards of their tools.
-
-        Args:
-            turns: Turns of the step.
-            next_tensordict: Its "next", [*B].
-        """
-        over = [turn for turn in turns if turn.is_over]
-        if ended := finish_turns(over):
-            run(finish_all(ended))
-        take_final_rewards(over)
-        if judged := [turn for turn in over if turn.final_reward]:
-            specs.write_final_rewards(next_tensordict, judged)
-        for turn in over:
-            turn.episode.recording.reason = turn.episode.recording.reason or turn.reason
-
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
         self._mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -294,6 +241,8 @@ class ToolCompose(ToolList):
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
+        from torchrl_agentic.transforms.dataset_rows import begin_rows
+
         self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
@@ -301,39 +250,18 @@ class ToolCompose(ToolList):
         chosen, self._mask = reset_rows(tensordict, self._mask, len(rows)), None
         stages = stages_of(getattr(self.container, "transform", self))
         check_order(stages)
-        self._has_user = any(stage.hears_user for stage in stages)
+        self._rows.has_user = any(stage.hears_user for stage in stages)
         begun = [row for row, is_chosen in enumerate(chosen) if is_chosen]
-        self._end(begun)
+        self._rows.end_rows(begun)
         reset_tools(self._tools, chosen)
-        episodes, has_worlds = list(map(self.episode, begun)), self._has_worlds
+        episodes, has_worlds = list(map(self._rows.episode, begun)), self._has_worlds
         opened = begin_rows(self._tools, self.stage, episodes, tensordict_reset, has_worlds=has_worlds)
         for episode, messages in zip(episodes, opened, strict=True):
             if messages:
                 rows[episode.row] = rows[episode.row].extended(messages)
         border.set_prompts(tensordict_reset, rows)
-        specs.write_columns(tensordict_reset, self.stage.columns, self.episodes, is_first=True)
+        specs.write_columns(tensordict_reset, self.stage.columns, self._rows.episodes, is_first=True)
         return specs.with_truncated(tensordict_reset)
-
-    def _end(self, rows: Iterable[int], reason: str = "reset") -> None:
-        """End the trajectories of some rows, and close them; the next ones get other names."""
-        ended = [self.episodes[row] for row in rows if row in self.episodes]
-        users = [episode.user for episode in ended if episode.user is not None]
-        if users:
-            run(_close_all(users))
-        self._rows.end(episode.row for episode in ended)
-        are_lost = False
-        for episode in ended:
-            del self._rows.state[episode.row]
-            if reward := episode.session.take_reward():
-                are_lost = True
-                episode.recording.annotate(final_reward=None if math.isnan(reward) else reward)
-            episode.recording.finish(reason)
-        if are_lost and not self._warned_of_rewards:
-            self._warned_of_rewards = True
-            logger.warning(
-                "the final rewards of tools are lost, because these trajectories were reset before a step "
-                "ended them: add ToolRewardTransform(), or EndTrajectory, as the last one that may end them"
-            )
 
     def session(self, row: int) -> Session:
         """Return the session of the trajectory of a row.
@@ -357,40 +285,13 @@ class ToolCompose(ToolList):
             TypeError: If a tool with state, which was called in this row, defines no `branch`.
             InfrastructureError: If the state of a tool cannot be copied.
         """
-        targets = [target for target in dict.fromkeys(into) if target != row]
-        self._end(targets)
-        self._rows.branch(row, targets)
-        for target in targets:
-            self.episode(target).state.update(self.episode(row).state)
-
-    def finish_records(self, turns: Iterable[OpenTurn], next_tensordict: TensorDictBase) -> None:
-        """End the records of rows that are done, with the reasons that the TensorDict holds.
-
-        Args:
-            turns: Turns of the rows.
-            next_tensordict: The "next" of the step, [*B].
-        """
-        for turn in turns:
-            self._finish_record(turn.episode, next_tensordict)
-
-    def _finish_record(self, episode: Episode, next_tensordict: TensorDictBase) -> None:
-        if episode.recording.is_open:
-            number = row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
-            truncated = row_numbers(next_tensordict, "truncated")[episode.row]
-            # The flags tell only where no reason was written.
-            episode.recording.finish(REASONS[number] or ("truncated" if truncated else "terminated"))
+        self._rows.branch(row, into)
 
     def _post_step_mdp_hooks(
         self, tensordict: TensorDictBase, tensordict_: TensorDictBase
     ) -> tuple[TensorDictBase, TensorDictBase]:
         """Close the rows that transforms behind this one have ended, and finish their records."""
-        following = tensordict.get("next")
-        done = following.get("done").reshape(-1).tolist()
-        ended = [episode for row, episode in self.episodes.items() if row < len(done) and done[row]]
-        if busy := [episode for episode in ended if episode.must_finish]:
-            run(finish_all(busy))
-        for episode in ended:
-            self._finish_record(episode, following)
+        self._rows.finish_done(tensordict.get("next"))
         return tensordict, tensordict_
 
     def close(self) -> None:
@@ -400,7 +301,7 @@ class ToolCompose(ToolList):
         """
         if not self._rows.is_open:
             return
-        self._end(list(self.episodes), "closed")
+        self._rows.end_rows(list(self._rows.episodes), "closed")
         if self._rows.close() and self._rows.are_toolsets_open:
             for added in self._toolsets:
                 run(added.toolset.teardown())
@@ -410,7 +311,7 @@ class ToolCompose(ToolList):
         """Return a transform with the same tools, limiters and threads, and without trajectories."""
         clone = self.__class__.__new__(self.__class__)
         Compose.__init__(clone)
-        clone.knows_tokenizer, clone.hook = self.knows_tokenizer, self.hook
+        clone.knows_tokenizer = self.knows_tokenizer
         clone.stage, clone._toolsets = copy.copy(self.stage), list(self._toolsets)
         clone._rows = self._rows.clone(clone)
         return clone
@@ -422,7 +323,3 @@ class ToolCompose(ToolList):
     def transform_done_spec(self, done_spec: Any) -> Any:
         """Add `truncated`."""
         return specs.spec_with_truncated(done_spec)
-
-
-async def _close_all(users: Iterable[UserSide]) -> None:
-    await asyncio.gather(*(user.close() for user in users))

@@ -40,7 +40,7 @@ class EndTrajectory(TurnTransform):
 
     @property
     def when_no_calls(self) -> bool:
-        """Whether a message without calls terminates the trajectory."""
+        """True if a message without calls terminates the trajectory."""
         return self.stage.when_no_calls
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -115,3 +115,16 @@ def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> T
             if before is not None:
                 next_tensordict.set(key, before.clone() if after is None else after | before)
     return next_tensordict
+
+
+def row_numbers(tensordict: TensorDictBase, key: str | tuple[str, str]) -> Sequence[Any]:
+    """Return the numbers of a column of the flattened batch; None for each row if there is no such column.
+
+    Args:
+        tensordict: The batch, [*B].
+        key: Key of the column, [*B, 1].
+    """
+    found = tensordict.get(key, None)
+    if found is None:
+        return [None] * tensordict.batch_size.numel()
+    return torch.Tensor.tolist(found.reshape(-1))

@@ -57,17 +57,22 @@ class RecordTransform(TurnTransform):
                 "RecordTransform needs a ToolCompose with a recorder: "
                 'Compose(ToolCompose(..., recorder=Recorder("dump")), ..., RecordTransform())'
             )
-        turns = compose.open_turns(tensordict, next_tensordict, self.stage.name)
+        turns = compose.rows.open_turns(tensordict, next_tensordict, self.stage.name)
         reward = next_tensordict.get("reward", None)
         if reward is not None:
             rewards = reward.reshape(next_tensordict.batch_size.numel(), -1).sum(-1).tolist()
             for turn in turns:
-                turn.episode.recording.add_reward(rewards[turn.episode.row])
+                if turn.episode.recording is not None:
+                    turn.episode.recording.add_reward(rewards[turn.episode.row])
         super()._step(tensordict, next_tensordict)
-        ended = [turn for turn in turns if turn.is_over and turn.episode.recording.is_open]
+        ended = [
+            turn
+            for turn in turns
+            if turn.is_over and (one := turn.episode.recording) is not None and one.is_open
+        ]
         if ended and self.stage.tokens:
             self._record_tokens(ended, next_tensordict)
-        compose.finish_records(ended, next_tensordict)
+        compose.rows.finish_records([turn.episode for turn in ended], next_tensordict)
         return next_tensordict
 
     def _record_tokens(self, turns: Sequence[OpenTurn], next_tensordict: TensorDictBase) -> None:
@@ -75,7 +80,8 @@ class RecordTransform(TurnTransform):
         rows = border.leaves(next_tensordict)[1]
         for turn in turns:
             record = self._tokens(rows[turn.episode.row], tokenizer)
-            turn.episode.recording.annotate(tokens=record)
+            if turn.episode.recording is not None:
+                turn.episode.recording.annotate(tokens=record)
 
     @staticmethod
     def _tokens(row: TensorDictBase, tokenizer: object) -> TokenRecord:

@@ -18,7 +18,12 @@ from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.tools.signatures import is_async
 from torchrl_agentic.tools.verl.graders import same_number
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.rewards import AnswerRewardStage, Place, ToolRewardStage, UserRewardStage
+from torchrl_agentic.trajectory.reward_stages import (
+    AnswerRewardStage,
+    Place,
+    ToolRewardStage,
+    UserRewardStage,
+)
 from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
 from torchrl_agentic.transforms.turn_transform import TurnTransform
 
@@ -74,7 +79,7 @@ class ToolRewardTransform(TurnTransform):
 
     def _on_tokens(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Write the reward of each turn at the last token that was sampled in it."""
-        turns = self.compose.open_turns(tensordict, next_tensordict, self.stage.name)
+        turns = self.rows.open_turns(tensordict, next_tensordict, self.stage.name)
         given = {turn.episode.row: turn.effects[self.stage].reward for turn in turns}
         ledgers, written = self._ledgers(next_tensordict), list[torch.Tensor]()
         for place, (root, row) in enumerate(zip(self._ledgers(tensordict), ledgers, strict=True)):
@@ -179,7 +184,7 @@ class AnswerRewardTransform(TurnTransform):
         super().__init__(AnswerRewardStage(is_right, sources, right=right, wrong=wrong))
 
     def _act(self, turns: Sequence[OpenTurn]) -> None:
-        """Give the rewards.
+        """Add the rewards.
 
         Raises:
             ValueError: If the data set has no column with a right answer.

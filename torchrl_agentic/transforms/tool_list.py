@@ -16,11 +16,11 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.transforms import Compose, Transform
 
-from torchrl_agentic.dispatch import Dispatcher, SessionRows
+from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.dispatch.dispatcher import limits_by_tool
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.parsers import ToolCallParser, get_parser
+from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.tools.base import Tool, Toolset
 from torchrl_agentic.tools.tool_adapter import ensure_tool, ensure_toolset
 from torchrl_agentic.trajectory.calls import CallsStage
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from torchrl_agentic.limits import Limiter
     from torchrl_agentic.tools.loaded_tools import LoadedTools
+    from torchrl_agentic.transforms.episode_rows import EpisodeRows
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class ToolList(Compose):
 
     stage: CallsStage
     _toolsets: list[Added]
-    _rows: SessionRows[Any]
+    _rows: EpisodeRows
     knows_tokenizer: bool
     _met_tokenizer: int = 0
 
@@ -432,15 +433,3 @@ class ToolList(Compose):
     def __repr__(self) -> str:
         tools = ", ".join(tool.name for tool in self._tools)
         return f"{type(self).__name__}([{tools}], parser={self.stage.parser!r})"
-
-
-def parser_for(parser: Any, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> ToolCallParser:
-    """Return a parser, set up for a tokenizer if there is one.
-
-    Args:
-        parser: A parser, or the name of a registered one.
-        tokenizer: Tokenizer of the model, or None.
-        template_kwargs: Options of the chat template.
-    """
-    found = get_parser(parser, tokenizer=tokenizer, **(template_kwargs if parser == "auto" else {}))
-    return found if tokenizer is None else found.with_tokenizer(tokenizer, **template_kwargs)

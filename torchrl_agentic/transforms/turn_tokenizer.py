@@ -22,7 +22,7 @@ from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
-from torchrl_agentic.trajectory.encoding import EncodingStage
+from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
@@ -173,8 +173,7 @@ class TurnTokenizer(TurnTransform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Continue each row with the tokens that were sampled and the messages that were injected."""
-        compose = self.compose
-        turns = compose.open_turns(tensordict, next_tensordict, self.stage.name)
+        turns = self.rows.open_turns(tensordict, next_tensordict, self.stage.name)
         befores, afters = border.prompts(tensordict), border.prompts(next_tensordict)
         see(turns, next_tensordict, afters)
         roots = _roots(tensordict, len(befores))
@@ -192,11 +191,11 @@ class TurnTokenizer(TurnTransform):
             border.set_prompts(next_tensordict, afters)
         self._write_rows(next_tensordict, rows)
         self._write(next_tensordict, turns)
-        compose.settle(turns, next_tensordict)
+        self.rows.settle(turns, next_tensordict)
         return next_tensordict
 
     def _prepare(self, turn: OpenTurn, root: _Root, tools: frozenset[str] | None, *, n_before: int) -> None:
-        """Give a turn the writer of its tokens."""
+        """Set the writer of the tokens of a turn."""
         turn.effects.pop(self.stage, None)  # written anew if the step is repeated, since it only reads
         turn.n_before, turn.context_length = n_before, root.context_length
         turn.shortened = {}

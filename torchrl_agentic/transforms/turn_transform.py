@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import TransformedEnv
@@ -19,10 +18,11 @@ from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage, act
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import stepped, within
+from torchrl_agentic.transforms.pipeline import within
 
 if TYPE_CHECKING:
     from torchrl_agentic.transforms.compose import ToolCompose
+    from torchrl_agentic.transforms.episode_rows import EpisodeRows
 
 
 class TurnTransform(Transform):
@@ -64,16 +64,20 @@ class TurnTransform(Transform):
             f"{self.stage.name} reads what ToolCompose writes: put it behind one, if need be ToolCompose([])"
         )
 
+    @property
+    def rows(self) -> EpisodeRows:
+        """The trajectories of the rows."""
+        return self.compose.rows
+
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        compose = self.compose
-        turns = compose.open_turns(tensordict, next_tensordict, self.stage.name)
+        turns = self.rows.open_turns(tensordict, next_tensordict, self.stage.name)
         rows = border.prompts(next_tensordict) if self.reads_messages else []
         see(turns, next_tensordict, rows)
         self._act(turns)
         if rows:
             write_messages(next_tensordict, rows, turns, self.stage)
         self._write(next_tensordict, turns)
-        compose.settle(turns, next_tensordict)
+        self.rows.settle(turns, next_tensordict)
         return next_tensordict
 
     def _act(self, turns: Sequence[OpenTurn]) -> None:
@@ -85,14 +89,14 @@ class TurnTransform(Transform):
     def _write(self, next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:
         """Write columns, ends and rewards."""
         if self.stage.columns:
-            specs.write_columns(next_tensordict, self.stage.columns, self.compose.episodes, turns)
+            specs.write_columns(next_tensordict, self.stage.columns, self.rows.episodes, turns)
         specs.write_ends(next_tensordict, turns, self.stage)
         if self.stage.gives_rewards:
             specs.write_rewards(next_tensordict, turns, self.stage)
 
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         if self.stage.columns:
-            specs.write_columns(tensordict_reset, self.stage.columns, self.compose.episodes)
+            specs.write_columns(tensordict_reset, self.stage.columns, self.rows.episodes)
         return specs.with_truncated(tensordict_reset)
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
@@ -154,25 +158,3 @@ def write_messages(
             changed = True
     if changed:
         border.set_prompts(next_tensordict, rows)
-
-
-def row_numbers(tensordict: TensorDictBase, key: str | tuple[str, str]) -> Sequence[Any]:
-    """Return the numbers of a column of the flattened batch; None for each row if there is no such column.
-
-    Args:
-        tensordict: The batch, [*B].
-        key: Key of the column, [*B, 1].
-    """
-    found = tensordict.get(key, None)
-    if found is None:
-        return [None] * tensordict.batch_size.numel()
-    return torch.Tensor.tolist(found.reshape(-1))
-
-
-def active_rows(tensordict: TensorDictBase) -> list[int]:
-    """Return the rows that take part in a step.
-
-    Args:
-        tensordict: The root of the step, [*B].
-    """
-    return [row for row, is_active in enumerate(stepped(tensordict)) if is_active]

@@ -106,7 +106,7 @@ class UserSimulator(TurnTransform):
         return self._users.dispatcher.fork()
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for turn in self.compose.open_turns(tensordict, next_tensordict, self.stage.name):
+        for turn in self.rows.open_turns(tensordict, next_tensordict, self.stage.name):
             if (
                 turn.episode.user is None and turn.has_begun
             ):  # columns passed to `reset` reach transforms only at the first step
@@ -117,7 +117,7 @@ class UserSimulator(TurnTransform):
         """Write replies and scores, and that a row cannot begin if its first step has said so."""
         super()._write(next_tensordict, turns)
         if not all(turn.has_begun for turn in turns):
-            specs.write_columns(next_tensordict, [COLUMNS["not_begun"]], self.compose.episodes, turns)
+            specs.write_columns(next_tensordict, [COLUMNS["not_begun"]], self.rows.episodes, turns)
 
     def _begin(self, episode: Episode, tensordict: TensorDictBase) -> None:
         """Begin the user's side of a trajectory; one that names an unknown user cannot begin."""
@@ -144,7 +144,7 @@ class UserSimulator(TurnTransform):
         is_new, self._mask = reset_rows(tensordict, self._mask, size), None
         for row in range(size):
             if is_new[row] and self._has_column(tensordict_reset, row):
-                self._begin(self.compose.episode(row), tensordict_reset)
+                self._begin(self.rows.episode(row), tensordict_reset)
         return super()._reset(tensordict, tensordict_reset)
 
     def _has_column(self, tensordict: TensorDictBase, row: int) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torchrl_agentic.messages import as_number
 from torchrl_agentic.trajectory.columns import Column
 from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
+from torchrl_agentic.trajectory.final_answer import final_answer
 from torchrl_agentic.trajectory.stage import Stage
-from torchrl_agentic.trajectory.task_columns import final_answer
 from torchrl_agentic.trajectory.users import UserStage
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ToolRewardStage(Stage):
         return (Column("tool_return", float, "last", of_episode=self.so_far),)
 
     def run(self, turns: Sequence[OpenTurn]) -> Coroutine[Any, Any, None] | None:
-        """Give each turn its reward."""
+        """Add the reward of each turn."""
         if ended := finish_turns(turns):
             return self._after(ended, turns)
         self._reward(turns)
@@ -98,7 +98,7 @@ class UserRewardStage(Stage):
         self.replies, self.trajectories = replies, trajectories
 
     def run(self, turns: Sequence[OpenTurn]) -> None:
-        """Give each turn its reward."""
+        """Add the reward of each turn."""
         for turn in turns:
             reward = 0.0
             if self.replies and turn.reply is not None:
@@ -113,7 +113,7 @@ class AnswerRewardStage(Stage):
 
     Args:
         is_right: Function of (answer, right answer) that returns True if they agree.
-        columns: Columns of the data set that may have the right answer; the first that has one counts.
+        sources: Columns of the data set that may have the right answer; the first that has one counts.
         right: Reward of a right answer.
         wrong: Reward of any other answer.
     """
@@ -128,7 +128,7 @@ class AnswerRewardStage(Stage):
         self._has_warned = False
 
     def run(self, turns: Sequence[OpenTurn]) -> None:
-        """Give the trajectories that have ended their reward."""
+        """Add the rewards of the trajectories that have ended."""
         for turn in turns:
             if not turn.is_over:
                 continue
