@@ -128,6 +128,36 @@ print(collector.stats)
 print({name: round(value, 2) for name, value in collector.stats.scalars().items() if "wait/" in name})
 
 # %%
+# A rule of your own
+# ------------------
+#
+# A transform has its rule in a `Stage`, which the collector runs after each message, and an environment for
+# all rows of a step. This one costs a reward per turn, counts letters in a column, and ends a trajectory
+# whose program fails. :doc:`/howto/extending` says what else a stage may do, and how to test it.
+
+from torchrl.envs import Compose
+
+from torchrl_agentic import Column, Stage, TurnTransform
+from torchrl_agentic.rollout import rollout
+
+
+class Frugal(Stage):
+    gives_rewards = True
+    columns = (Column("n_letters", int, "sum", lambda turn: len(turn.message.text)),)
+
+    def run(self, turns):
+        for turn in turns:
+            turn.give(-0.1)
+            if any(result.is_error for result in turn.results):
+                turn.end("program_failed", terminated=True)
+
+
+transforms = Compose(ToolCompose([python], parser="hermes"), TurnTransform(Frugal()))
+for one in rollout(transforms, engine, tokenizer, tasks, max_turns=4, max_new_tokens=48):
+    print(one.name, one.reason, f"{one.columns['n_letters']} letters, reward {one.reward:.1f}")
+    assert round(one.reward, 6) == round(-0.1 * len(one.turns), 6)
+
+# %%
 # The end
 # -------
 #

@@ -121,6 +121,7 @@ class AgentCollector(BaseCollector):
     - ("tokens", "full"), int64, ("masks", "all_attention_mask"), ("masks", "all_assistant_mask"), bool, and
       ("log_probs", "full"), float32, in nats, NaN where nothing was sampled: [T].
     - ("collector", "policy_version"), int64, [T]: version of the weights that sampled each token, else -1.
+    - ("collector", "turn"), int64, [T]: number of the turn that sampled each token, from 0, else -1.
     - "reward", "advantage" and ("next", "reward"), float32, [1, 1]; ("next", "done"), "terminated" and
       "truncated", bool, [1]. The advantage is that of `group_advantage`.
     - ("collector", "group"), int64, and "seconds", float32, [1]; "name" and "reason", text.

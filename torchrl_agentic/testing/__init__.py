@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ReplContract,
         SandboxContract,
         ScorerContract,
+        StageContract,
         ToolContract,
     )
     from torchrl_agentic.testing.conversations import converse
@@ -47,6 +48,7 @@ _WHERE = {
     "ReplContract": "testing.contracts",
     "SandboxContract": "testing.contracts",
     "ScorerContract": "testing.contracts",
+    "StageContract": "testing.contracts",
     "ToolContract": "testing.contracts",
     "ScriptedPolicy": "rollout.scripted",
     "EngineLoad": "testing.simulated_engine",
@@ -79,6 +81,7 @@ __all__ = [
     "ScriptedPolicy",
     "SimulatedEngine",
     "SkipClockLoop",
+    "StageContract",
     "ToolContract",
     "VirtualClock",
     "byte_tokenizer",

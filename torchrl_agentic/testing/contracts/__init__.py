@@ -12,6 +12,7 @@ from torchrl_agentic.testing.contracts.parser_contract import ParserContract
 from torchrl_agentic.testing.contracts.repl_contract import ReplContract
 from torchrl_agentic.testing.contracts.sandbox_contract import SandboxContract
 from torchrl_agentic.testing.contracts.scorer_contract import ScorerContract
+from torchrl_agentic.testing.contracts.stage_contract import StageContract
 from torchrl_agentic.testing.contracts.tool_contract import ToolContract
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "ReplContract",
     "SandboxContract",
     "ScorerContract",
+    "StageContract",
     "ToolContract",
 ]
