@@ -25,14 +25,14 @@ from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.tensors import reset_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
-from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage
+from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage, parser_for
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stage import act, check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.episode_rows import EpisodeRows
 from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, row_numbers, stages_of, stepped
-from torchrl_agentic.transforms.tool_list import ToolList, parser_for, warn_if_undescribed
+from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
