@@ -62,7 +62,7 @@ class Episode:
         self.max_turns, self.has_user, self.index = max_turns, has_user, index
         self.recording: EpisodeRecording | None = None
         if hook is not None:
-            from torchrl_agentic.trajectory.recording import EpisodeRecording  # only who records needs it
+            from torchrl_agentic.trajectory.recording import EpisodeRecording
 
             self.recording = EpisodeRecording(hook, session.trajectory, session.row)
         self.n_recorded = 0

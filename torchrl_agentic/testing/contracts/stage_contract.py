@@ -144,7 +144,7 @@ class StageContract:
 
 @dataclass
 class _Seen:
-    """Report of a border on a trajectory."""
+    """Report of a trajectory by one border."""
 
     messages: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
