@@ -196,6 +196,13 @@ def test_a_wrong_stage_is_found(part, kind):
             return kind(_Right()) if issubclass(kind, TurnTransform) else TurnTransform(kind())
 
     (name,) = (name for name, _ in inspect.getmembers(StageContract) if part in name)
-    errors = AssertionError, pytest.fail.Exception, pickle.PicklingError, AttributeError, RuntimeError
+    errors = (
+        AssertionError,
+        pytest.fail.Exception,
+        pickle.PicklingError,
+        AttributeError,
+        RuntimeError,
+        KeyError,
+    )
     with pytest.raises(errors):
         getattr(Found(), name)()

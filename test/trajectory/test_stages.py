@@ -29,6 +29,7 @@ from torchrl_agentic import (
 from torchrl_agentic.interactions import Interaction, Reply
 from torchrl_agentic.rollout import batch_metrics
 from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.transforms import history as border
 
 ROW = {"query": "Work.", "answer": "42"}
@@ -318,6 +319,44 @@ class TestStagesOfOnesOwn:
             for one in (first, again)
         ]
         assert said[0] == said[1]
+        env.close()
+
+    @pytest.mark.parametrize("where", ["in the tool", "behind it"])
+    def test_a_step_that_was_interrupted_can_be_repeated(self, where):
+        """By Ctrl-C, as it ends the wait for the event loop."""
+        calls, pending = [], [where]
+
+        def interrupt(place):
+            if pending == [place]:
+                pending.clear()
+                raise KeyboardInterrupt
+
+        class Calls(CallsStage):
+            def run(self, turns):
+                interrupt("in the tool")
+                return super().run(turns)
+
+        class Stops(Reminds):
+            def run(self, turns):
+                interrupt("behind it")
+                super().run(turns)
+
+        @tool
+        def count() -> str:
+            """Count."""
+            calls.append(1)
+            return f"{len(calls)} calls"
+
+        compose = ToolCompose([count])
+        compose.stage = Calls(compose.parser)
+        env = chat_env((1,), compose, TurnTransform(Stops()))
+        td = ScriptedPolicy([[call("count")]])(begun(env))
+        with pytest.raises(KeyboardInterrupt):
+            env.step(td.clone())
+        step = env.step(td.clone())["next"]
+        (chat,) = border.prompts(step)
+        assert [message.field("content") for message in chat.messages[2:]] == ["1 calls", "3 messages so far"]
+        assert step["agentic", "n_calls"].item() == step["agentic", "turn"].item() == 1
         env.close()
 
     def test_two_of_one_class_both_act(self):

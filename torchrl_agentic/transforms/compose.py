@@ -27,11 +27,18 @@ from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage, parser_for
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.stage import act, check_order
+from torchrl_agentic.trajectory.stage import check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.episode_rows import EpisodeRows
-from torchrl_agentic.transforms.pipeline import keep_ended, reset_rows, row_numbers, stages_of, stepped
+from torchrl_agentic.transforms.pipeline import (
+    keep_ended,
+    reset_rows,
+    row_numbers,
+    run_stage,
+    stages_of,
+    stepped,
+)
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
 
 if TYPE_CHECKING:
@@ -190,9 +197,7 @@ class ToolCompose(ToolList):
         """Read the last messages, run their calls, append the results, and report."""
         self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
-        rest = act(self.stage, turns)
-        if rest is not None:
-            run(rest)
+        run_stage(self.stage, turns)
         for turn in turns:
             if added := turn.effects[self.stage].messages:
                 rows[turn.episode.row] = rows[turn.episode.row].extended(added)

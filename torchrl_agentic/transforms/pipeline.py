@@ -1,4 +1,4 @@
-"""Find the other transforms of an environment, and the rows that take part in a step or a reset."""
+"""Find the other transforms of an environment and the rows that take part in a step, and run a stage."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -12,8 +12,10 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Compose, Transform
 
+from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tensors import leaves
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.stage import Stage, act
 from torchrl_agentic.transforms.specs import ENDED_BY
 
 T = TypeVar("T")
@@ -51,6 +53,24 @@ def stages_of(transform: object) -> list[Stage]:
     """
     found = (getattr(item, "stage", None) for item in leaves(transform))
     return [stage for stage in found if isinstance(stage, Stage)]
+
+
+def run_stage(stage: Stage, turns: Sequence[OpenTurn]) -> None:
+    """Run a stage for the turns that it has not seen; if it fails, it sees them again in a repeated step.
+
+    Args:
+        stage: The stage.
+        turns: The turns.
+    """
+    new = [turn for turn in turns if stage not in turn.effects]
+    try:
+        rest = act(stage, new)
+        if rest is not None:
+            run(rest)
+    except BaseException:  # Ctrl-C, too
+        for turn in new:
+            turn.effects.pop(stage, None)
+        raise
 
 
 def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:

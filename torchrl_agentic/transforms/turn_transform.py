@@ -13,12 +13,11 @@ from torchrl.data import Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.trajectory.open_turn import OpenTurn
-from torchrl_agentic.trajectory.stage import Stage, act
+from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import within
+from torchrl_agentic.transforms.pipeline import run_stage, within
 
 if TYPE_CHECKING:
     from torchrl_agentic.transforms.compose import ToolCompose
@@ -82,9 +81,7 @@ class TurnTransform(Transform):
 
     def _act(self, turns: Sequence[OpenTurn]) -> None:
         """Run the stage for the turns that it has not seen."""
-        rest = act(self.stage, turns)
-        if rest is not None:
-            run(rest)
+        run_stage(self.stage, turns)
 
     def _write(self, next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:
         """Write columns, ends and rewards."""
