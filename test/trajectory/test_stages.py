@@ -271,6 +271,18 @@ class TestStagesOfOnesOwn:
         assert long.columns["said"] == [WORK.text, WORK.text, "42"]
         assert (long.columns["was_long"], long.columns["turns_so_far"]) == (True, 3)
 
+    def test_a_column_with_the_name_of_one_of_ours_is_refused_in_both(self):
+        class Overwrites(Stage):
+            columns = (Column("turn", int, "last", lambda turn: 7),)
+
+            def run(self, turns):
+                del turns
+
+        with pytest.raises(ValueError, match=r"column 'turn'.*rename it"):
+            begun(chat_env((1,), ToolCompose([work]), TurnTransform(Overwrites())))
+        with pytest.raises(ValueError, match=r"column 'turn'.*rename it"):
+            in_collector_batch(transforms(lambda: TurnTransform(Overwrites())), [DONE])
+
     def test_columns_of_its_own_have_the_types_of_their_kinds_in_a_batch(self):
         (row,) = in_collector_batch(transforms(lambda: TurnTransform(Counts())), [WORK, DONE]).tensordicts
         types = {column.name: getattr(row["agentic", column.name], "dtype", list) for column in COLUMNS}

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchrl_agentic.trajectory.columns import COLUMNS, KEY
+
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.columns import Column
     from torchrl_agentic.trajectory.open_turn import OpenTurn
@@ -102,4 +104,9 @@ def check_order(stages: Sequence[Stage]) -> None:
                         f"Compose({kind.name}(...), {stage.name}(...))"
                     )
                 raise ValueError(f"{stage.name} reads what {kind.name} writes, and there is none")
+        for column in stage.columns:
+            if COLUMNS.get(column.name, column) is not column:
+                raise ValueError(
+                    f"{stage.name} has a column {column.name!r}, which is one of {KEY!r} already: rename it"
+                )
         stage.check(stages)
