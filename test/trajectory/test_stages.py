@@ -28,7 +28,7 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.interactions import Interaction, Reply
 from torchrl_agentic.rollout import batch_metrics
-from torchrl_agentic.testing import ScriptedPolicy
+from torchrl_agentic.testing import InProcessWorkers, ScriptedPolicy
 from torchrl_agentic.trajectory.calls import CallsStage
 from torchrl_agentic.transforms import history as border
 
@@ -204,10 +204,14 @@ class Counts(Stage):
         pass
 
 
-def in_collector_batch(make, script):
+def in_collector_batch(make, script, **options):
     """Return a batch of one trajectory."""
     with AgentCollector(
-        make(None), engine=Script({"t0": script}, None), tokenizer=None, tasks=[{"name": "t0", **ROW}]
+        make(None),
+        engine=Script({"t0": script}, None),
+        tokenizer=None,
+        tasks=[{"name": "t0", **ROW}],
+        **options,
     ) as collector:
         return next(iter(collector))
 
@@ -398,3 +402,60 @@ class TestStagesOfOnesOwn:
             in_environment(make, [ROW], [[DONE]])
         failed, kept = in_collector(make, [ROW, ROW], [[DONE], [Answer("no")]])
         assert (failed.failure, kept.failure) == ("crash", "")
+
+
+class Remembers(Stage):
+    """Keeps what it has seen in a list of the trajectory, reads the right answer, and gives two rewards."""
+
+    gives_rewards = True
+    columns = (
+        Column("n_seen", int, "last", of_episode=lambda episode: len(next(iter(episode.state.values()), ()))),
+        Column("n_messages", int, "last", lambda turn: len(turn.read())),
+        Column("n_earlier", int, "sum", lambda turn: len(turn.earlier)),
+    )
+
+    def run(self, turns):
+        for turn in turns:
+            turn.episode.state.setdefault(self, []).append(turn.number)
+            turn.give(float(turn.lookup(["answer"]).get("answer") == "42"))
+            turn.give(0.5)
+
+
+def test_what_a_stage_reads_and_gives_is_the_same_in_both():
+    long, short = both(transforms(lambda: TurnTransform(Remembers())), own=Remembers.columns)
+    assert short.reward == 1.0 + 1.5  # the right answer, and those of the stage
+    assert (long.columns["n_seen"], long.columns["n_messages"]) == (3, 6)
+
+
+def test_a_stage_of_ones_own_reads_the_right_answer_on_a_worker():
+    def make(hook):
+        return Compose(ToolCompose([work]), EndTrajectory(when_no_calls=True), TurnTransform(Remembers()),
+                       TurnTokenizer(TOKENIZER))  # fmt: skip
+
+    (row,) = in_collector_batch(make, [WORK, DONE], workers=InProcessWorkers(1)).tensordicts
+    assert float(row["reward"]) == 3.0
+
+
+def test_branches_do_not_share_what_stages_keep():
+    compose = ToolCompose([work])
+    env = chat_env((2,), compose, TurnTransform(Remembers()))
+    policy = ScriptedPolicy([[call("work")] * 3] * 2)
+    td = env.step_mdp(env.step(policy(begun(env))))
+    compose.branch(0, [1])
+    found = env.step(policy(td))["next", "agentic", "n_seen"]
+    assert found.flatten().tolist() == [2, 2]
+
+
+def test_rewards_at_the_end_do_not_count_the_tries_that_were_given_up():
+    @tool
+    def paid() -> ToolResult:
+        """Pay."""
+        return ToolResult.from_value("paid", reward=1.0)
+
+    at_the_end = ToolRewardTransform(place="end")
+    env = chat_env((1,), ToolCompose([paid]), EndTrajectory(when_no_calls=True), at_the_end)
+    root = begun(env)
+    for number in range(3):  # three different messages behind one prompt
+        tried = env.step(ScriptedPolicy([[f"try {number} " + call("paid")]])(root.copy()))
+    ended = env.step(ScriptedPolicy([["Done."] * 2])(env.step_mdp(tried)))
+    assert float(ended["next", "reward"]) == 1.0

@@ -37,7 +37,6 @@ from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.trajectory.recording import EpisodeRecording
-from torchrl_agentic.trajectory.reward_stages import AnswerRewardStage
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.stored_message import StoredMessage
@@ -192,7 +191,7 @@ class RemoteRun:
     async def _turns_on_worker(self) -> Ended:
         """Run the turns on a worker."""
         task = self._task
-        if self._shared.spec.stage_of(AnswerRewardStage) is None:
+        if not any(stage.reads_answer for stage in self._shared.spec.stages):
             task = replace(task, answer=None)  # which may be anything
         self._place = await self._entered(Begin(self.name, task, self._index, self._group_name))
         try:

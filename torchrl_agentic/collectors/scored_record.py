@@ -85,6 +85,7 @@ def finish_record(
     *,
     origin: Origin,
     has_reward: bool,
+    is_annotated: bool = False,
 ) -> None:
     """Complete the record of a trajectory that has its reward.
 
@@ -94,6 +95,7 @@ def finish_record(
         spec: What the trajectories share.
         origin: Where it comes from.
         has_reward: Whether a transform or a function gave a reward.
+        is_annotated: Whether the stage of a `RecordTransform` has seen its last turn here.
     """
     if not recording.is_open:
         return
@@ -103,8 +105,9 @@ def finish_record(
     if stage is None:
         recording.annotate(gts=trajectory.task.truth)
     else:
-        columns = trajectory.columns
-        stage.annotate(recording, lambda names: task_columns(trajectory.task, names, columns))
+        if not is_annotated:
+            columns = trajectory.columns
+            stage.annotate(recording, lambda names: task_columns(trajectory.task, names, columns))
         if stage.tokens and spec.encoder is not None and trajectory.ledger is not None:
             recording.annotate(tokens=token_record(trajectory.ledger, spec.encoder.tokenizer))
     versions = set[int]() if trajectory.ledger is None else {*trajectory.ledger.versions} - {-1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,6 @@ from torchrl_agentic.trajectory.calls import without_eos
 from torchrl_agentic.trajectory.columns import fold_turn
 from torchrl_agentic.trajectory.episode import Episode, take_final_rewards
 from torchrl_agentic.trajectory.fork import Fork, ForkState
-from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.prompting import MessagePrompting, Prompting, TokenPrompting
 from torchrl_agentic.trajectory.recording import EpisodeRecording
 from torchrl_agentic.trajectory.reward_stages import NoAnswer
@@ -200,7 +200,14 @@ class TrajectoryRun:
             self._recording.finish("failed")
             raise
         has_reward = self._reward is not None or self._spec.has_rewards
-        finish_record(self._recording, trajectory, self._spec, origin=self._origin, has_reward=has_reward)
+        finish_record(
+            self._recording,
+            trajectory,
+            self._spec,
+            origin=self._origin,
+            has_reward=has_reward,
+            is_annotated=True,
+        )
         return trajectory
 
     async def _begin(self) -> Prompting:
@@ -229,7 +236,7 @@ class TrajectoryRun:
     def _continue(self, fork: ForkState) -> list[StoredMessage]:
         """Take over what another run has done before a fork, its records included; return the messages."""
         self._episode.session.resume(fork.counts)
-        self._episode.state.update(fork.stage_states)
+        self._episode.state.update(_copied(fork.stage_states))
         self._began -= fork.seconds
         self._columns = dict(fork.columns)
         self._episode.n_recorded = sum(len(turn.context) + 1 + len(turn.messages) for turn in fork.turns)
@@ -288,7 +295,7 @@ class TrajectoryRun:
             turn = self._episode.open_turn(message, StoredMessage.of(message), prompt.messages)
             turn.speculative = early
             turn.view = partial(state_of, self._task.data)
-            turn.lookup = partial(self._lookup, turn)
+            turn.lookup = self._lookup
             prompt.open(turn)
             for stage in self._spec.stages:
                 rest = act(stage, [turn])
@@ -318,8 +325,10 @@ class TrajectoryRun:
             stop_ids=spec.encoder.stop_token_ids,
         )
 
-    def _lookup(self, turn: OpenTurn, names: Any) -> dict[Any, Any]:
+    def _lookup(self, names: Any) -> dict[Any, Any]:
         """Return the named columns of the task, and of the turn so far."""
+        turn = self._episode.turn
+        assert turn is not None
         columns = {column.name: column.value(turn) for column in self._spec.columns}
         return task_columns(self._task, names, columns)
 
@@ -434,7 +443,7 @@ class TrajectoryRun:
             self._watch.time() - self._began,
             dict(self._columns),
             rewards,
-            dict(self._episode.state),
+            _copied(self._episode.state),
         )
 
     def branch_point(self) -> BranchPoint:
@@ -464,6 +473,11 @@ class TrajectoryRun:
     @property
     def _forks(self) -> tuple[Fork, ...]:
         return () if self._forking is None else self._forking.forks
+
+
+def _copied(states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of the state that stages keep; the stages are the keys."""
+    return {stage: copy.deepcopy(value) for stage, value in states.items()}
 
 
 def _number_of(name: str) -> int:

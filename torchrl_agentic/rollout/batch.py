@@ -61,7 +61,8 @@ def trajectory_batch(
           if there is no verdict (`ToolCompose`).
         - ("next", "done"), "terminated", "truncated": bool, [1].
         - ("agentic", …): the entries of the steps, each [1], as the turns add up: counts and rewards are
-          sums, flags are true if one step's is, and numbers such as "turn" are those of the last step.
+          sums, flags are true if one step's is, and numbers such as "turn", and those of stages of your own,
+          are those of the last step.
         - "query", "answer" and the other columns that `AnswerRewardTransform` knows, and `columns`: as they
           are.
 
@@ -229,9 +230,11 @@ def _facts(steps: Sequence[TensorDictBase]) -> dict[int, dict[str, Any]]:
             continue
         facts = found.setdefault(_trajectory(step), {})
         for name in entries.keys():  # noqa: SIM118  a TensorDict iterates over its rows
-            column = COLUMNS.get(str(name))
-            if column is not None and column.kind is not list:
-                new = column.kind(entries.get(name).item())
+            column, entry = COLUMNS.get(str(name)), entries.get(name)
+            if column is None and isinstance(entry, torch.Tensor) and entry.numel() == 1:
+                facts[str(name)] = entry.item()
+            elif column is not None and column.kind is not list:
+                new = column.kind(entry.item())
                 facts[column.name] = folded(column, facts[column.name], new) if column.name in facts else new
     return found
 
@@ -252,7 +255,8 @@ def _kept(
         if (flag := step.get(("next", key), None)) is not None:
             row.set(("next", key), flag.reshape(1))
     for name, value in facts.items():
-        row.set((specs.KEY, name), torch.tensor([value], dtype=specs.DTYPES[COLUMNS[name].kind]))
+        kind = COLUMNS[name].kind if name in COLUMNS else type(value)
+        row.set((specs.KEY, name), torch.tensor([value], dtype=specs.DTYPES[kind]))
     for key in ("query", *RIGHT_ANSWERS, *columns):
         if (value := step.get(key, None)) is not None:
             row.set(key, value)

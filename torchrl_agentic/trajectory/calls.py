@@ -47,6 +47,7 @@ class CallsStage(Stage):
     """
 
     name = "ToolCompose"
+    reads_answer = False
     opens_turns = True
 
     def __init__(

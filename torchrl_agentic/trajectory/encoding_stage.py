@@ -32,6 +32,7 @@ class EncodingStage(Stage):
     """
 
     name = "TurnTokenizer"
+    reads_answer = False
 
     def __init__(self, encoder: ChatEncoder, *, raises_on_drift: bool = False) -> None:
         self.encoder, self.raises_on_drift = encoder, raises_on_drift
@@ -77,7 +78,7 @@ class EncodingStage(Stage):
 
     def _drift(self, turn: OpenTurn) -> int:
         """Return how many tokens of a trajectory drift; warn of the first drift, or raise."""
-        drift = turn.whole_writer().find_drift()
+        drift = turn.whole_writer(turn).find_drift()
         if drift is None:
             return 0
         if self.raises_on_drift:

@@ -129,7 +129,7 @@ class OpenTurn:
         self.n_before = len(earlier)
         self.shortened: dict[int, StoredMessage] = {}
         self.writer: TokenWriter | None = None
-        self.whole_writer: Callable[[], Any] = lambda: self.writer
+        self.whole_writer: Callable[[OpenTurn], Any] = _own_writer
         self.context_length: int | None = None
         self.prompt: NextPrompt | None = None
         self.drift = 0
@@ -227,7 +227,7 @@ class OpenTurn:
         if not self.has_begun or self.user_error is not None or not abs(reward) <= LARGEST_REWARD:
             reward, self.is_unjudged = math.nan, True
             self.verdict_error = self.verdict_error or error
-        self._effect.reward = reward
+        self._effect.reward += reward
 
     @property
     def reason(self) -> str:
@@ -238,6 +238,10 @@ class OpenTurn:
     def reward(self) -> float:
         """Sum of the rewards of this turn so far."""
         return sum(effect.reward for effect in self.effects.values())
+
+
+def _own_writer(turn: OpenTurn) -> TokenWriter | None:
+    return turn.writer
 
 
 def _nothing() -> None:

@@ -105,7 +105,7 @@ class Prompting(ABC):
 
     def take(self, turn: OpenTurn) -> None:
         """Append a turn to the conversation, after its stages."""
-        self.messages += [turn.answer, *turn.injected]
+        self.messages = [*self.messages, turn.answer, *turn.injected]  # `turn.earlier` stays as it is
 
     @property
     def has_room(self) -> bool:

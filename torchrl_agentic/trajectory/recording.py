@@ -128,6 +128,7 @@ class RecordStage(Stage):
     """
 
     name = "RecordTransform"
+    reads_answer = False
 
     def __init__(self, gts: Any = None, extras: Mapping[str, Any] | None = None, *, tokens: bool) -> None:
         self.gts: Sequence[Any] = RIGHT_ANSWERS if gts is None else (gts,)

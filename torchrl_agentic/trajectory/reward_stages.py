@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torchrl_agentic.messages import as_number
-from torchrl_agentic.trajectory.columns import Column
+from torchrl_agentic.trajectory.columns import KEY, Column
 from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.final_answer import final_answer
 from torchrl_agentic.trajectory.stage import Stage
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Place = Literal["turn", "end", "tokens"]
+_SO_FAR = (KEY, "tool_return")
 
 
 class NoAnswer(LookupError):
@@ -39,6 +40,7 @@ class ToolRewardStage(Stage):
     """
 
     name = "ToolRewardTransform"
+    reads_answer = False
     gives_rewards = True
 
     def __init__(self, *, place: Place, calls: float, trajectories: float) -> None:
@@ -72,10 +74,20 @@ class ToolRewardStage(Stage):
             if self.trajectories:
                 reward += self.trajectories * turn.final_reward
             if self.place == "end":
-                state = turn.episode.state
-                state[self] = so_far = state.get(self, 0.0) + reward
+                before = (
+                    turn.lookup([_SO_FAR]).get(_SO_FAR) or 0.0
+                )  # an environment may go back to an old root
+                before = before[0] if isinstance(before, list) else before
+                turn.episode.state[self] = so_far = before + reward
                 reward = so_far if turn.is_over else 0.0
             turn.give(reward)
+
+    @staticmethod
+    def _before(turn: OpenTurn) -> float:
+        """Return the sum in front of a turn as the border knows it: an environment may go back to a root."""
+        found: Any = turn.lookup([_SO_FAR]).get(_SO_FAR)
+        numbers = cast("list[float]", found if isinstance(found, list) else [found or 0.0])
+        return float(numbers[0])
 
     def so_far(self, episode: Episode) -> float:
         """Return the sum of the rewards of a trajectory, with the place "end"."""
@@ -91,6 +103,7 @@ class UserRewardStage(Stage):
     """
 
     name = "UserRewardTransform"
+    reads_answer = False
     needs = (UserStage,)
     gives_rewards = True
 

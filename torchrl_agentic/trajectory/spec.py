@@ -114,7 +114,7 @@ class TrajectorySpec:
             compose.new_dispatcher(),
             None if simulator is None else simulator.new_dispatcher(),
             compose.hook,
-            tuple(column for stage in stages for column in stage.columns),
+            tuple({column.name: column for stage in stages for column in stage.columns}.values()),
         )
 
     @property

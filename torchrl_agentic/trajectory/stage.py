@@ -26,6 +26,7 @@ class Stage(ABC):
         needs: Classes of stages that must stand in front of this one, besides that of `ToolCompose`.
         opens_turns: Whether it is the stage of `ToolCompose`, which stands in front of all others.
         gives_rewards: Whether it calls `OpenTurn.give`.
+        reads_answer: Whether it may look up the right answer of a task, which a worker gets only then.
         hears_user: Whether the simulated user is heard here; the tools stay open until then.
     """
 
@@ -33,6 +34,7 @@ class Stage(ABC):
     needs: ClassVar[tuple[type[Stage], ...]] = ()
     opens_turns: ClassVar[bool] = False
     gives_rewards: ClassVar[bool] = False
+    reads_answer: ClassVar[bool] = True
     hears_user: ClassVar[bool] = False
 
     @property

@@ -37,6 +37,7 @@ class UserStage(Stage):
     """
 
     name = "UserSimulator"
+    reads_answer = False
     hears_user = True
 
     def __init__(

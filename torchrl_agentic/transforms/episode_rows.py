@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,14 +181,17 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
             into: Rows that continue it.
 
         Raises:
-            TypeError: If a tool that is open defines no `branch`.
+            TypeError: If a tool that is open defines no `branch`, or a simulated user takes part.
             InfrastructureError: If the state of a tool cannot be copied.
         """
+        if self.episode(row).user is not None:
+            raise TypeError("a trajectory with a UserSimulator cannot be branched: users have no branch()")
         targets = [target for target in dict.fromkeys(into) if target != row]
         self.end_rows(targets)
         super().branch(row, targets)
         for target in targets:
-            self.episode(target).state.update(self.episode(row).state)
+            state = self.episode(row).state.items()
+            self.episode(target).state.update((stage, copy.deepcopy(value)) for stage, value in state)
 
     def clone(self, owner: Any = None) -> EpisodeRows:
         """Return rows with the same tools, limiters and threads, and without trajectories.

@@ -214,10 +214,12 @@ class TurnTokenizer(TurnTransform):
                 next_call=root.row.next_call(),
             )
         writer.add_sampled(root.response_ids, root.response_log_probs)
-        turn.writer, turn.whole_writer = writer, partial(self._whole, turn, root, writer)
+        turn.writer, turn.whole_writer = writer, partial(self._whole, root)
 
-    def _whole(self, turn: OpenTurn, root: _Root, writer: TokenWriter) -> TokenWriter:
+    def _whole(self, root: _Root, turn: OpenTurn) -> TokenWriter:
         """Return a writer with all tokens of a row, for the check for drift."""
+        writer = turn.writer
+        assert writer is not None
         ledger = root.row.extended(writer.ledger).ledger()
         messages = [*turn.earlier, turn.answer, *turn.injected]
         chat = _chat([turn.shortened.get(place, message) for place, message in enumerate(messages)])
