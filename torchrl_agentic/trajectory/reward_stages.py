@@ -74,11 +74,8 @@ class ToolRewardStage(Stage):
             if self.trajectories:
                 reward += self.trajectories * turn.final_reward
             if self.place == "end":
-                before = (
-                    turn.lookup([_SO_FAR]).get(_SO_FAR) or 0.0
-                )  # an environment may go back to an old root
-                before = before[0] if isinstance(before, list) else before
-                turn.episode.state[self] = so_far = before + reward
+                so_far = self._before(turn) + reward
+                turn.episode.state[self] = so_far
                 reward = so_far if turn.is_over else 0.0
             turn.give(reward)
 
