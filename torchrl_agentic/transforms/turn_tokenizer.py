@@ -94,7 +94,6 @@ class TurnTokenizer(TurnTransform):
 
     Attributes:
         tokenizer: The tokenizer.
-        chat_encoder: The part that all rows share.
 
     Raises:
         ValueError: If the pad token also ends answers, a bound leaves no room for the marker, or the template
