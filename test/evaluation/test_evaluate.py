@@ -84,7 +84,7 @@ def test_a_model_is_evaluated_in_the_order_of_the_tasks(tiny, mode):
     assert len(turns) == sum(sample.n_turns for sample in result.samples)
     assert all((sample.trajectory.ledger is not None) == (mode == "tokens") for sample in result.samples)
     assert result.usage.completion > 5 * 20
-    assert (result.usage.prompt > 5 * 100) == (mode == "tokens")
+    assert result.usage.prompt > 5 * 100
 
 
 def test_samples_that_a_bound_cut_short_are_counted_below_the_table(tiny):

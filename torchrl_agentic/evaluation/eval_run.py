@@ -322,7 +322,7 @@ class EvalRun:
         del copy
         scores, errors, usage = self._scored.pop(trajectory.name)
         if not self._has_tokens:
-            trajectory = replace(trajectory, ledger=None)
+            trajectory = replace(trajectory, ledger=None, contexts=())
         trajectory = replace(trajectory, task=task)
         self._settle(sample_of(trajectory, epoch, scores=scores, score_errors=errors, usage=usage))
 

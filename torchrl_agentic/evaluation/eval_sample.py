@@ -181,7 +181,8 @@ def record_of(
             last = turns[-1]
             messages = (*last.messages, *trajectory.messages[known:])
             turns = (*turns[:-1], replace(last, messages=messages))
-        if decode is not None and (ledger := trajectory.ledger) is not None:
+        ledger = None if trajectory.contexts else trajectory.ledger  # none has all of them
+        if decode is not None and ledger is not None:
             ids = ledger.ids
             texts = tuple(decode(ids[span.start : span.stop]) for span in ledger.spans())
             tokens = TokenRecord(ledger, texts)
@@ -299,7 +300,8 @@ def usage_of_tokens(trajectory: Trajectory) -> Usage:
     if trajectory.ledger is None:
         asked = [span for span in trajectory.spans if span.cause == "engine"]
         return Usage(len(asked), completion=sum(span.tokens for span in asked))
-    spans = [span for span in trajectory.ledger.spans() if span.source == SAMPLED]
+    contexts = trajectory.contexts or (trajectory.ledger,)
+    spans = [span for ledger in contexts for span in ledger.spans() if span.source == SAMPLED]
     return Usage(
         len(spans),
         prompt=sum(span.start for span in spans),

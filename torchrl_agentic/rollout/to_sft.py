@@ -402,7 +402,8 @@ class _Finished:
         if isinstance(item, Trajectory):
             score = item.reward if item.score is None else item.score.value
             reason = item.reason or ("truncated" if item.truncated else "")
-            return cls(item.name, item.task.name, score, reason, tuple(_turns(item.turns)), item.ledger)
+            ledger = None if item.contexts else item.ledger  # each context has other tokens
+            return cls(item.name, item.task.name, score, reason, tuple(_turns(item.turns)), ledger)
         if isinstance(item, TrajectoryRecord):
             ledger = None if item.tokens is None else item.tokens.ledger
             name = item.trajectory or item.request_id
