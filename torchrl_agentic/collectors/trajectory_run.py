@@ -33,7 +33,7 @@ from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
 from torchrl_agentic.trajectory.stage import act
 from torchrl_agentic.trajectory.stored_message import StoredMessage
-from torchrl_agentic.trajectory.task import Task, lookup
+from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.trajectory.user_side import UserSide, chosen
 from torchrl_agentic.trajectory.users import UserStage
@@ -153,17 +153,16 @@ class TrajectoryRun:
         self._began = self._watch.time()
         session = spec.dispatcher.session(name) if session is None else session
         session.group = group_name
+        self._origin = Origin(task.name, group, index)
+        self._recording = EpisodeRecording(spec.hook, name, index, self._origin)
         self._episode = Episode(
             session,
             number=_number_of(name),
+            recording=self._recording,
             watch=self._watch,
             max_turns=task.max_turns,
             has_user=spec.users is not None,
-            index=index,
         )
-        self._origin = Origin(task.name, group, index)
-        self._recording = EpisodeRecording(spec.hook, name, index, self._origin)
-        self._episode.recording = self._recording
         self._turns = self._episode.turns = list[Turn]()
         self._columns: dict[str, Any] = {}
         self._rewards: list[float] = []
@@ -239,7 +238,6 @@ class TrajectoryRun:
         self._episode.state.update(_copied(fork.stage_states))
         self._began -= fork.seconds
         self._columns = dict(fork.columns)
-        self._episode.n_recorded = sum(len(turn.context) + 1 + len(turn.messages) for turn in fork.turns)
         for turn, reward in zip(fork.turns, fork.turn_rewards, strict=True):
             turn = replace(turn, trajectory=self.name, row=self._index)
             self._turns.append(turn)
@@ -252,9 +250,7 @@ class TrajectoryRun:
         stage, dispatcher = self._spec.stage_of(UserStage), self._spec.users
         if stage is None or dispatcher is None:
             return None
-        value = lookup(self._task.data, stage.column)
-        if value is None:
-            value = lookup(self._task.data, ("extra_info", stage.column))
+        value = stage.wanted(partial(task_columns, self._task, columns={}))
         where = f"{stage.column!r} of task {self._task.name!r}"
         return UserSide(dispatcher, self._episode.session, *chosen(stage.interactions, where, value))
 
@@ -263,13 +259,12 @@ class TrajectoryRun:
         options: dict[str, Any] = {
             "key": self._key,
             "max_new_tokens": self._max_new_tokens,
-            "is_first": fork is None,
         }
         encoder = self._spec.encoder
         if encoder is None:
             tools = self._spec.compose.tools
             listed = [tool for tool in tools if shown is None or tool.name in shown]
-            return MessagePrompting(self._requests, messages, tools=listed, **options)
+            return MessagePrompting(self._requests, messages, tools=listed, is_first=fork is None, **options)
         return TokenPrompting(
             self._requests,
             messages,

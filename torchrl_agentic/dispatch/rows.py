@@ -9,7 +9,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torchrl_agentic.dispatch.dispatcher import Dispatcher
 from torchrl_agentic.dispatch.event_loop import run, start
@@ -178,14 +178,14 @@ class SessionRows(Generic[T]):
             run(self.dispatcher.close())
         return self._owns_process
 
-    def clone(self, owner: Any = None) -> SessionRows[T]:
+    def clone(self, owner: Any = None) -> Self:
         """Return rows with the same tools, limiters and threads, and without trajectories.
 
         Args:
             owner: Object that tools find as `ToolContext.compose`, or None.
         """
         dispatcher = self.dispatcher
-        clone: SessionRows[T] = object.__new__(type(self))
+        clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone.tools, clone.options = list(self.tools), {**self.options}
         clone.options["rate_limits"] = dict(self.options.get("rate_limits") or {})

@@ -49,7 +49,7 @@ def right_answers(trajectory: Trajectory, answers: Answers | None = None) -> lis
             them; None: `Task.truth`.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the task has no right answer.
     """
     found: Any = answers(trajectory) if callable(answers) else answers
     if found is None:

@@ -52,7 +52,6 @@ class EngineSampler(BoundedSampler):
             prompts: Rows with the ids of prompts, [P] each.
             bounds: Upper bound on the tokens of each answer, 1 or more.
             names: Name of each trajectory, the key of its requests; None: each request has a key of its own.
-
             device: Ignored.
 
         Raises:

@@ -6,7 +6,7 @@ table. A new column is one more line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,8 +132,3 @@ def fold_turn(facts: dict[str, Any], turn: OpenTurn, columns: Iterable[Column]) 
     for column in columns:
         new = column.value(turn)
         facts[column.name] = folded(column, facts[column.name], new) if column.name in facts else new
-
-
-def zeros(columns: Iterable[Column]) -> Mapping[str, Any]:
-    """Return the values of a trajectory without turns."""
-    return {column.name: column.kind() for column in columns}

@@ -7,14 +7,14 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.tokens.writer import ChatEncoder
-from torchrl_agentic.trajectory.columns import TOKENS, Column
+from torchrl_agentic.trajectory.columns import KEY, TOKENS, Column
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.open_turn import OpenTurn
 
-DRIFT = ("agentic", "token_drift")
+DRIFT = (KEY, "token_drift")
 LONG_TEXT = 200_000
 """Characters of new messages above which they are encoded on a thread, so that other trajectories go on."""
 LONG_LEDGER = 50_000

@@ -14,7 +14,6 @@ from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.watch import SILENT, Watch
 
 if TYPE_CHECKING:
-    from torchrl_agentic.records import TrajectoryHook
     from torchrl_agentic.trajectory.recording import EpisodeRecording
     from torchrl_agentic.trajectory.stage import Stage
     from torchrl_agentic.trajectory.user_side import UserSide
@@ -29,14 +28,12 @@ class Episode:
     Args:
         session: What its tools hold open.
         number: A number above 0 that identifies it in batches.
-        hook: Receives its record, or None.
+        recording: Its record, or None.
         watch: Follows what it does.
         max_turns: Upper bound on its turns, besides those of stages; None: no other.
         has_user: Whether a simulated user takes part, so that tools stay open until it was heard.
-        index: Its place in records; None: its row.
 
     Attributes:
-        recording: Its record, or None.
         user: The simulated user's side, or None.
         turn: The last turn that was opened, or None.
         reason: Why it ended; "" if it goes on.
@@ -52,20 +49,13 @@ class Episode:
         session: Session,
         *,
         number: int = 0,
-        hook: TrajectoryHook | None = None,
+        recording: EpisodeRecording | None = None,
         watch: Watch = SILENT,
         max_turns: int | None = None,
         has_user: bool = False,
-        index: int | None = None,
     ) -> None:
         self.session, self.number, self.watch = session, number, watch
-        self.max_turns, self.has_user, self.index = max_turns, has_user, index
-        self.recording: EpisodeRecording | None = None
-        if hook is not None:
-            from torchrl_agentic.trajectory.recording import EpisodeRecording  # only who records needs it
-
-            self.recording = EpisodeRecording(hook, session.trajectory, session.row)
-        self.n_recorded = 0
+        self.recording, self.max_turns, self.has_user = recording, max_turns, has_user
         self.user: UserSide | None = None
         self.turn: OpenTurn | None = None
         self.reason, self.terminated, self.truncated = "", False, False
@@ -137,23 +127,23 @@ class Episode:
             turn: The turn.
             rendered: Messages that carry the results.
         """
-        if self.turns is None and self.recording is None:
+        recording = self.recording
+        if recording is None:
             return
+        recording.n_messages = min(recording.n_messages, len(turn.earlier))  # a step may go back to a root
         record = Turn(
             self.name,
             self.n_turns - 1,
             turn.message,
             DispatchResult(turn.parsed.text, turn.calls, tuple(turn.results)),
             tuple(Message(m["role"], m["content"], tool_call_id=m.get("tool_call_id")) for m in rendered),
-            tuple(message.read() for message in turn.earlier[self.n_recorded :]),
+            tuple(message.read() for message in turn.earlier[recording.n_messages :]),
             turn.parsed.notes,
-            self.row if self.index is None else self.index,
+            recording.row,
         )
-        self.n_recorded = len(turn.earlier) + 1 + len(rendered)
         if self.turns is not None:
             self.turns.append(record)
-        if self.recording is not None:
-            self.recording.record(record)
+        recording.record(record)
 
     def end(self, reason: str, *, terminated: bool = False, truncated: bool = False) -> None:
         """End the trajectory; the first reason counts.

@@ -64,7 +64,7 @@ class OpenTurn:
         answer: The same message, with the fields that the conversation keeps.
         earlier: Messages in front of it.
         injected: Messages behind it.
-        is_over: Whether the trajectory has ended, whoever ended it.
+        is_over: Whether the trajectory has ended, by a stage or by another transform.
         is_cut: Whether the message was cut off by a bound, so that its calls do not run.
         is_full: Whether the bound of the trajectory, not that of the answer, cut the message off.
         parsed: Text and calls of the message.
@@ -146,9 +146,14 @@ class OpenTurn:
         """The last message of the conversation."""
         return self.injected[-1] if self.injected else self.answer
 
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """The whole conversation, in a new list."""
+        return [*self.earlier, self.answer, *self.injected]
+
     def read(self) -> list[Message]:
         """Return the whole conversation; costs O(messages)."""
-        return [one.read() for one in (*self.earlier, self.answer, *self.injected)]
+        return [message.read() for message in self.messages]
 
     def take_results(self, results: Sequence[ToolResult]) -> None:
         """Store the results of the calls, and what they add up to."""

@@ -64,7 +64,6 @@ class Prompting(ABC):
         messages: The first messages.
         key: Name of the trajectory for the engine.
         max_new_tokens: Upper bound on the tokens of one answer.
-        is_first: Whether the trajectory begins with `messages`; False for a branch, which continues them.
 
     Attributes:
         messages: The messages so far.
@@ -80,11 +79,9 @@ class Prompting(ABC):
         *,
         key: str,
         max_new_tokens: int,
-        is_first: bool = True,
     ) -> None:
         self._sampler, self._key, self._max_new_tokens = sampler, key, max_new_tokens
         self.messages = list(messages)
-        self._is_first = is_first
         self.is_full, self.n_sampled, self.finish = False, 0, ""
 
     @abstractmethod
@@ -105,7 +102,7 @@ class Prompting(ABC):
 
     def take(self, turn: OpenTurn) -> None:
         """Append a turn to the conversation, after its stages."""
-        self.messages = [*self.messages, turn.answer, *turn.injected]  # `turn.earlier` stays as it is
+        self.messages = turn.messages  # `turn.earlier` stays as it is
 
     @property
     def has_room(self) -> bool:
@@ -231,13 +228,21 @@ class MessagePrompting(Prompting):
         sampler: Makes the requests.
         messages: The first messages.
         tools: Tools that requests list.
+        is_first: Whether the trajectory begins with `messages`; False for a branch, which continues them.
         **options: As for `Prompting`.
     """
 
     def __init__(
-        self, sampler: Sampler, messages: Iterable[StoredMessage], *, tools: Iterable[Tool], **options: Any
+        self,
+        sampler: Sampler,
+        messages: Iterable[StoredMessage],
+        *,
+        tools: Iterable[Tool],
+        is_first: bool,
+        **options: Any,
     ) -> None:
         super().__init__(sampler, messages, **options)
+        self._is_first = is_first
         self._chat = [message.for_template() for message in self.messages]
         self._tools = [tool.spec() for tool in tools]
 

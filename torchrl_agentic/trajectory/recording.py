@@ -9,6 +9,7 @@ from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.trajectory.final_answer import final_answer
 from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
@@ -23,12 +24,12 @@ class EpisodeRecording:
     Args:
         hook: Receives the record, or None.
         trajectory: Name of the trajectory.
-        row: Its place in the batch.
+        row: Its place in the batch, or in its group.
         origin: Where the trajectory comes from, if that is known.
 
     Attributes:
+        row: Its place in the batch, or in its group.
         n_messages: Number of messages of the conversation that are recorded.
-        reason: Why it ended, as far as a border has read it; "" if unknown.
     """
 
     __slots__ = (
@@ -36,20 +37,19 @@ class EpisodeRecording:
         "_hook",
         "_origin",
         "_recording",
-        "_row",
         "_trajectory",
         "n_messages",
-        "reason",
+        "row",
     )
 
     def __init__(
         self, hook: TrajectoryHook | None, trajectory: str, row: int, origin: Origin | None = None
     ) -> None:
         self._origin = origin
-        self._hook, self._trajectory, self._row = hook, trajectory, row
+        self._hook, self._trajectory, self.row = hook, trajectory, row
         self._recording: Recording | None = None
         self._has_ended = False
-        self.n_messages, self.reason = 0, ""
+        self.n_messages = 0
 
     @property
     def is_open(self) -> bool:
@@ -61,7 +61,7 @@ class EpisodeRecording:
         self.n_messages += len(turn.context) + 1 + len(turn.messages)
         if self._hook is not None and not self._has_ended:
             if self._recording is None:
-                self._recording = self._hook.begin(self._trajectory, self._row)
+                self._recording = self._hook.begin(self._trajectory, self.row)
                 if self._origin is not None:
                     self._recording.set_origin(self._origin)
             self._recording.record_turn(turn)
@@ -110,12 +110,12 @@ class EpisodeRecording:
         """End the record, if there is one.
 
         Args:
-            reason: Why the trajectory ended, unless `reason` is known already.
+            reason: Why the trajectory ended.
         """
         recording, self._recording = self._recording, None
         if recording is not None:
             self._has_ended = True
-            recording.finish(self.reason or reason)
+            recording.finish(reason)
 
 
 class RecordStage(Stage):
@@ -140,7 +140,7 @@ class RecordStage(Stage):
         for turn in turns:
             recording = turn.episode.recording
             if turn.is_over and recording is not None and recording.is_open:
-                recording.add_rest([*turn.earlier, turn.answer, *turn.injected])
+                recording.add_rest(turn.messages)
                 self.annotate(recording, turn.lookup)
 
     def annotate(
@@ -153,7 +153,7 @@ class RecordStage(Stage):
             lookup: Returns columns by name.
         """
         found = lookup([*self.gts, *self.extras.values()])
-        gts = next((found[name] for name in self.gts if found.get(name) is not None), None)
+        gts = first_known(found, self.gts)
         if self._is_known_answer:
             gts = final_answer(gts)
         extras = {name: _single(found.get(key)) for name, key in self.extras.items()}

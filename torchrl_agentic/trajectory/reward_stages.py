@@ -12,6 +12,7 @@ from torchrl_agentic.trajectory.columns import KEY, Column
 from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.final_answer import final_answer
 from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.task import first_known
 from torchrl_agentic.trajectory.users import UserStage
 
 if TYPE_CHECKING:
@@ -149,10 +150,9 @@ class AnswerRewardStage(Stage):
                 turn.give(math.nan, error)
 
     def _reward(self, turn: OpenTurn) -> float:
-        said = (message.read() for message in reversed([*turn.earlier, turn.answer, *turn.injected]))
+        said = (message.read() for message in reversed(turn.messages))
         answer = next((message.text for message in said if message.role == "assistant"), "")
-        found = turn.lookup(self.sources)
-        truth = next((found[name] for name in self.sources if found.get(name) is not None), None)
+        truth = first_known(turn.lookup(self.sources), self.sources)
         if truth is None:
             raise NoAnswer(f"no right answer in {', '.join(map(repr, self.sources))}")
         return self.reward_of(answer, str(final_answer(truth)))

@@ -91,6 +91,16 @@ def lookup(data: Mapping[str, Any], name: Any) -> Any:
     return found
 
 
+def first_known(columns: Mapping[Any, Any], names: Iterable[Any]) -> Any:
+    """Return the first of some columns that has a value; None if none has.
+
+    Args:
+        columns: Values by column name.
+        names: Names of columns.
+    """
+    return next((columns[name] for name in names if columns.get(name) is not None), None)
+
+
 def check_tool_names(tasks: Iterable[Any], tools: Collection[str]) -> None:
     """Check that all tools that tasks, or rows of a data set, name exist.
 

@@ -56,7 +56,7 @@ def named(items: object) -> dict[str, Interaction]:
 
     Raises:
         TypeError: If an item is not an interaction.
-        ValueError: If there is none, or two have one name.
+        ValueError: If `items` is empty, or two interactions have one name.
     """
     if isinstance(items, Mapping):
         by_key = cast("Mapping[str, object]", items)

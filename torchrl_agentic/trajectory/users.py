@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.errors import InvalidTask, UserFailed
 from torchrl_agentic.interactions.base import Interaction, Reply
 from torchrl_agentic.interactions.user_tool import final_score, reply
 from torchrl_agentic.messages import Message
+from torchrl_agentic.tools.row_data import EXTRA
 from torchrl_agentic.trajectory.bounds import BoundsStage
 from torchrl_agentic.trajectory.columns import USER, Column
 from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.open_turn import OpenTurn
@@ -51,6 +53,15 @@ class UserStage(Stage):
         """Replies and scores."""
         return USER
 
+    def wanted(self, lookup: Callable[[Iterable[Any]], Mapping[Any, Any]]) -> Any:
+        """Return which interaction a row asks for: its column, or the same key of "extra_info", or None.
+
+        Args:
+            lookup: Returns columns by name.
+        """
+        names = (self.column, (EXTRA, self.column))
+        return first_known(lookup(names), names)
+
     def check(self, stages: Sequence[Stage]) -> None:
         """Check that no other stage ends what the user would answer, and that its replies are encoded."""
         for stage in stages:
@@ -74,21 +85,22 @@ class UserStage(Stage):
             is_asked = not (turn.is_over or turn.calls) and turn.last["role"] == "assistant"
             if is_asked and self.max_turns is not None and user.n_replies >= self.max_turns:
                 turn.end("max_turns", truncated=True)
-                is_asked = False
             if is_asked or turn.is_over:
-                heard.append(self._hear(turn, user, is_asked=is_asked))
+                heard.append(self._hear(turn, user))
         return _all(heard) if heard else None
 
-    async def _hear(self, turn: OpenTurn, user: UserSide, *, is_asked: bool) -> None:
-        had_ended = turn.is_over
+    async def _hear(self, turn: OpenTurn, user: UserSide) -> None:
+        """Ask the user for a reply, unless the trajectory has ended, and at its end for the score."""
+        had_ended = is_over = turn.is_over
         messages = turn.read()
         said: Reply | None = None
         try:
-            if is_asked:
+            if not had_ended:
                 said = turn.reply = await self._reply(turn, user, messages)
+                is_over = said.is_over
                 if said.text:
                     messages.append(Message(self.role, said.text))
-            if had_ended or (said is not None and said.is_over):
+            if is_over:
                 score = await final_score(user.session, user.name, messages)
                 turn.user_score = user.total if score is None else score
         except (UserFailed, InvalidTask) as error:
@@ -100,7 +112,7 @@ class UserStage(Stage):
             user.close_later()
             if not had_ended:
                 turn.end("user_failed", truncated=True)
-        elif had_ended or (said is not None and said.is_over):
+        elif is_over:
             if not had_ended:
                 turn.end("user", terminated=True)
             await user.close()

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs.transforms import Compose
@@ -32,8 +31,9 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.episode_rows import EpisodeRows
 from torchrl_agentic.transforms.pipeline import (
+    KnowsResetRows,
+    append_messages,
     keep_ended,
-    reset_rows,
     row_numbers,
     run_stage,
     stages_of,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ToolCompose(ToolList):
+class ToolCompose(KnowsResetRows, ToolList):
     """The tools of an environment: runs the calls of each assistant message and appends their results.
 
     A `Compose` whose elements are tools, for a `TransformedEnv` around a `ChatEnv` in history mode. Each step
@@ -111,7 +111,6 @@ class ToolCompose(ToolList):
 
     stage: CallsStage
     _rows: EpisodeRows
-    _mask: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -198,9 +197,7 @@ class ToolCompose(ToolList):
         self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
         run_stage(self.stage, turns)
-        for turn in turns:
-            if added := turn.effects[self.stage].messages:
-                rows[turn.episode.row] = rows[turn.episode.row].extended(added)
+        append_messages(rows, turns, self.stage)
         border.set_prompts(next_tensordict, rows)
         specs.write_columns(next_tensordict, self.stage.columns, self._rows.episodes, turns, is_first=True)
         specs.with_truncated(next_tensordict)
@@ -239,11 +236,6 @@ class ToolCompose(ToolList):
                 turn.is_full = full[turn.episode.row]
         return rows, turns
 
-    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
-        self._mask = None if tensordict is None else tensordict.get("_reset", None)
-        return tensordict
-
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         from torchrl_agentic.transforms.dataset_rows import begin_rows
@@ -252,7 +244,7 @@ class ToolCompose(ToolList):
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)
-        chosen, self._mask = reset_rows(tensordict, self._mask, len(rows)), None
+        chosen = self.rows_of_reset(tensordict, len(rows))
         stages = stages_of(getattr(self.container, "transform", self))
         check_order(stages)
         self._rows.has_user = any(stage.hears_user for stage in stages)

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
@@ -69,8 +69,13 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         session = self.session(row)
         episode = self.state.get(row)
         if episode is None or episode.session is not session:
+            recording = None
+            if self.hook is not None:
+                from torchrl_agentic.trajectory.recording import EpisodeRecording  # only who records needs it
+
+                recording = EpisodeRecording(self.hook, session.trajectory, row)
             number = self.ids[row]
-            episode = Episode(session, number=number, hook=self.hook, has_user=self.has_user)
+            episode = Episode(session, number=number, recording=recording, has_user=self.has_user)
             self.state[row] = episode
         return episode
 
@@ -114,9 +119,6 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         take_final_rewards(over)
         if judged := [turn for turn in over if turn.final_reward]:
             specs.write_final_rewards(next_tensordict, judged)
-        for turn in over:
-            if (recording := turn.episode.recording) is not None:
-                recording.reason = recording.reason or turn.reason
 
     def finish_done(self, next_tensordict: TensorDictBase) -> None:
         """Close the rows that other transforms have ended, and end the records of all rows that are done.
@@ -144,7 +146,8 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
                 number = row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
                 truncated = row_numbers(next_tensordict, "truncated")[episode.row]
                 # The flags tell only where no reason was written.
-                recording.finish(REASONS[number] or ("truncated" if truncated else "terminated"))
+                told = REASONS[number] or ("truncated" if truncated else "terminated")
+                recording.finish(episode.reason or told)
 
     def end_rows(self, rows: Iterable[int], reason: str = "reset") -> None:
         """End the trajectories of some rows, and close them; the next ones get other names.
@@ -165,7 +168,7 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
                 if episode.recording is not None:
                     episode.recording.annotate(final_reward=None if math.isnan(reward) else reward)
             if episode.recording is not None:
-                episode.recording.finish(reason)
+                episode.recording.finish(episode.reason or reason)
         if are_lost and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -192,14 +195,6 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         for target in targets:
             state = self.episode(row).state.items()
             self.episode(target).state.update((stage, copy.deepcopy(value)) for stage, value in state)
-
-    def clone(self, owner: Any = None) -> EpisodeRows:
-        """Return rows with the same tools, limiters and threads, and without trajectories.
-
-        Args:
-            owner: Object that tools find as `ToolContext.compose`, or None.
-        """
-        return cast("EpisodeRows", super().clone(owner))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "hook": self.hook, "has_user": self.has_user, "_has_warned": False}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tensors import leaves
 from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage, act
+from torchrl_agentic.transforms.conversation import Conversation
 from torchrl_agentic.transforms.specs import ENDED_BY
 
 T = TypeVar("T")
@@ -73,6 +74,20 @@ def run_stage(stage: Stage, turns: Sequence[OpenTurn]) -> None:
         raise
 
 
+def append_messages(rows: list[Conversation], turns: Iterable[OpenTurn], stage: Stage) -> bool:
+    """Append the messages of a stage to the conversations, and return True if there are any.
+
+    Args:
+        rows: Conversations of all rows; changed.
+        turns: The turns.
+        stage: The stage, which has acted on them.
+    """
+    longer = [turn for turn in turns if turn.effects[stage].messages]
+    for turn in longer:
+        rows[turn.episode.row] = rows[turn.episode.row].extended(turn.effects[stage].messages)
+    return bool(longer)
+
+
 def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return the tokenizer of the policy and the options of its chat template; None and {} if unknown.
 
@@ -105,17 +120,28 @@ def stepped(tensordict: TensorDictBase) -> list[bool]:
     return [is_in and not is_over for is_in, is_over in zip(active, done.reshape(-1).tolist(), strict=True)]
 
 
-def reset_rows(tensordict: TensorDictBase, mask: torch.Tensor | None, size: int) -> list[bool]:
-    """Return for each row of a batch whether it is reset.
+class KnowsResetRows:
+    """Base of transforms that act on the rows of a reset: those that "_reset" names, or all without it.
 
-    Args:
-        tensordict: Argument of the reset; its "_reset" counts if it is there.
-        mask: "_reset" as `_reset_env_preprocess` saw it, because a `DataLoadingPrimer` drops it; None: all
-            rows.
-        size: Number of rows.
+    A `DataLoadingPrimer` creates a new TensorDict for the reset, without "_reset".
     """
-    mask = tensordict.get("_reset", mask)
-    return [True] * size if mask is None else mask.reshape(size, -1).any(-1).tolist()
+
+    _reset_mask: torch.Tensor | None = None
+
+    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        """Keep "_reset" before a `DataLoadingPrimer` drops it."""
+        self._reset_mask = None if tensordict is None else tensordict.get("_reset", None)
+        return tensordict
+
+    def rows_of_reset(self, tensordict: TensorDictBase, size: int) -> list[bool]:
+        """Return for each row of a batch whether it is reset.
+
+        Args:
+            tensordict: Argument of the reset; its "_reset" counts if it is there.
+            size: Number of rows.
+        """
+        mask, self._reset_mask = tensordict.get("_reset", self._reset_mask), None
+        return [True] * size if mask is None else mask.reshape(size, -1).any(-1).tolist()
 
 
 def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:

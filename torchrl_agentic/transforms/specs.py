@@ -24,7 +24,6 @@ TRAJECTORY = (KEY, "trajectory")
 TURN = (KEY, "turn")
 FINAL_REWARD = (KEY, "trajectory_reward")
 NO_VERDICT = (KEY, "no_verdict")
-CALLS = (KEY, "calls")
 ENDED_BY = (KEY, "ended_by")
 DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 _stack: Any = NonTensorStack  # declared abstract, which it is not
@@ -119,22 +118,19 @@ def _lists(values: Sequence[Any], shape: torch.Size) -> TensorDictBase:
     return _stack(*flat)
 
 
-def write_ends(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage: Stage) -> bool:
+def write_ends(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage: Stage) -> None:
     """Set the flags and the reasons of the rows that a stage has ended; the first reason counts.
 
     Args:
         next_tensordict: The "next" of a step, [*B].
         turns: The turns.
         stage: The stage, which has acted on them.
-
-    Returns:
-        True if it has ended a row.
     """
     ended = [
         (turn, effect) for turn in turns if (effect := turn.effects[stage]).terminated or effect.truncated
     ]
     if not ended:
-        return False
+        return
     done = next_tensordict.get("done")
     flags = {name: torch.zeros(done.numel(), dtype=torch.bool) for name in ("terminated", "truncated")}
     reasons = torch.zeros(done.numel(), dtype=torch.int64)
@@ -152,7 +148,6 @@ def write_ends(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn], stage
     if known is not None:
         reasons = reasons.to(known.device).reshape(known.shape)
         next_tensordict.set(ENDED_BY, torch.where(known == 0, reasons, known))
-    return True
 
 
 def write_final_rewards(next_tensordict: TensorDictBase, turns: Sequence[OpenTurn]) -> None:

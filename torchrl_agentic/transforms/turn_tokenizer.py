@@ -27,7 +27,7 @@ from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.dataset_rows import tool_selection
-from torchrl_agentic.transforms.pipeline import reset_rows, stepped
+from torchrl_agentic.transforms.pipeline import KnowsResetRows, stepped
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
     TOKENS_LEFT,
@@ -49,7 +49,7 @@ _NEEDS_TOKENS = (
 )
 
 
-class TurnTokenizer(TurnTransform):
+class TurnTokenizer(KnowsResetRows, TurnTransform):
     """Writes ("tokens", "prompt"): exactly the ids so far, then those of the injected messages.
 
     Put it last in the environment, behind `ToolCompose` and every other transform that adds messages; the
@@ -138,7 +138,6 @@ class TurnTokenizer(TurnTransform):
         )
         super().__init__(EncodingStage(encoder, raises_on_drift=raise_on_drift))
         self.tokenizer = tokenizer
-        self._reset_mask: torch.Tensor | None = None
 
     @property
     def chat_encoder(self) -> ChatEncoder:
@@ -150,16 +149,11 @@ class TurnTokenizer(TurnTransform):
         """Chat template that renders the conversations."""
         return self.chat_encoder.template
 
-    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Keep the reset mask: a `DataLoadingPrimer` makes a new TensorDict for the reset, without it."""
-        self._reset_mask = None if tensordict is None else tensordict.get("_reset", None)
-        return tensordict
-
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Encode the prompts of the rows that begin; the environment drops those of the other rows."""
         td = border.dense(tensordict_reset)
         conversations = border.prompts(td)
-        chosen, self._reset_mask = reset_rows(tensordict, self._reset_mask, len(conversations)), None
+        chosen = self.rows_of_reset(tensordict, len(conversations))
         rows: list[_Row] = []
         for index, (conversation, is_new) in enumerate(zip(conversations, chosen, strict=True)):
             ledger = TokenLedger()
@@ -220,8 +214,7 @@ class TurnTokenizer(TurnTransform):
         writer = turn.writer
         assert writer is not None
         ledger = root.row.extended(writer.ledger).ledger()
-        messages = [*turn.earlier, turn.answer, *turn.injected]
-        chat = _chat([turn.shortened.get(place, message) for place, message in enumerate(messages)])
+        chat = _chat([turn.shortened.get(place, message) for place, message in enumerate(turn.messages)])
         return TokenWriter(self.chat_encoder, ledger, messages=chat, tools=writer.tools)
 
     def _written(self, turn: OpenTurn, root: _Root, device: torch.device | None) -> _Row:

@@ -17,7 +17,7 @@ from torchrl_agentic.trajectory.open_turn import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import run_stage, within
+from torchrl_agentic.transforms.pipeline import append_messages, run_stage, within
 
 if TYPE_CHECKING:
     from torchrl_agentic.transforms.compose import ToolCompose
@@ -49,7 +49,7 @@ class TurnTransform(Transform):
         """The `ToolCompose` of the environment.
 
         Raises:
-            RuntimeError: If there is none.
+            RuntimeError: If the environment has no `ToolCompose`.
         """
         from torchrl_agentic.transforms.compose import ToolCompose
 
@@ -73,8 +73,8 @@ class TurnTransform(Transform):
         rows = border.prompts(next_tensordict) if self.reads_messages else []
         see(turns, next_tensordict, rows)
         self._act(turns)
-        if rows:
-            write_messages(next_tensordict, rows, turns, self.stage)
+        if rows and append_messages(rows, turns, self.stage):
+            border.set_prompts(next_tensordict, rows)
         self._write(next_tensordict, turns)
         self.rows.settle(turns, next_tensordict)
         return next_tensordict
@@ -132,26 +132,3 @@ def see(
         turn.is_over = done[row]
         if rows:
             turn.injected = list(rows[row].messages[len(turn.earlier) + 1 :])
-
-
-def write_messages(
-    next_tensordict: TensorDictBase,
-    rows: list[border.Conversation],
-    turns: Sequence[OpenTurn],
-    stage: Stage,
-) -> None:
-    """Append the messages of a stage to the conversations, if there are any.
-
-    Args:
-        next_tensordict: The "next" of a step, [*B].
-        rows: Conversations of all rows; changed.
-        turns: The turns.
-        stage: The stage, which has acted on them.
-    """
-    changed = False
-    for turn in turns:
-        if added := turn.effects[stage].messages:
-            rows[turn.episode.row] = rows[turn.episode.row].extended(added)
-            changed = True
-    if changed:
-        border.set_prompts(next_tensordict, rows)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.envs.transforms import Transform
 
@@ -24,13 +24,13 @@ from torchrl_agentic.trajectory.users import UserStage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.dataset_rows import columns
-from torchrl_agentic.transforms.pipeline import reset_rows
+from torchrl_agentic.transforms.pipeline import KnowsResetRows
 from torchrl_agentic.transforms.turn_transform import TurnTransform
 
 logger = logging.getLogger(__name__)
 
 
-class UserSimulator(TurnTransform):
+class UserSimulator(KnowsResetRows, TurnTransform):
     """Lets a simulated user answer each message of the model that calls no tool.
 
     Put it behind `ToolCompose` and `EndTrajectory(max_turns=...)`, and in front of `TurnTokenizer`. The user
@@ -99,7 +99,6 @@ class UserSimulator(TurnTransform):
         }
         tools = [UserTool(item, tool_name(name)) for name, item in users.items()]
         self._users: SessionRows[None] = SessionRows(tools, options, _nothing)
-        self._mask: torch.Tensor | None = None
 
     def new_dispatcher(self) -> Dispatcher:
         """Return a dispatcher with these interactions, limiters and threads, and sessions of its own."""
@@ -107,9 +106,8 @@ class UserSimulator(TurnTransform):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         for turn in self.rows.open_turns(tensordict, next_tensordict, self.stage.name):
-            if (
-                turn.episode.user is None and turn.has_begun
-            ):  # columns passed to `reset` reach transforms only at the first step
+            if turn.episode.user is None and turn.has_begun:
+                # Columns that are passed to `reset` reach transforms only at the first step.
                 self._begin(turn.episode, tensordict)
         return super()._step(tensordict, next_tensordict)
 
@@ -121,37 +119,25 @@ class UserSimulator(TurnTransform):
 
     def _begin(self, episode: Episode, tensordict: TensorDictBase) -> None:
         """Begin the user's side of a trajectory; one that names an unknown user cannot begin."""
-        column = self.stage.column
-        found = columns(tensordict, episode.row, [column, ("extra_info", column)])
-        own = found.get(column)
-        value = found.get(("extra_info", column)) if own is None else own
+        where, value = f"{self.stage.column!r} of row {episode.row}", self._wanted(tensordict, episode.row)
         try:
-            name, kwargs = chosen(self.stage.interactions, f"{column!r} of row {episode.row}", value)
+            name, kwargs = chosen(self.stage.interactions, where, value)
         except ValueError as error:
             logger.error("%s cannot begin: %s", episode.name, error)
             episode.session.begin_error = episode.session.begin_error or error
             return
         episode.user = UserSide(self._users.dispatcher, episode.session, name, kwargs)
 
-    def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Keep the mask of the reset: a `DataLoadingPrimer` creates a new TensorDict without it."""
-        self._mask = None if tensordict is None else tensordict.get("_reset", None)
-        return tensordict
-
     def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         """Begin new conversations in the rows of the mask; the others continue."""
         size = tensordict_reset.batch_size.numel()
-        is_new, self._mask = reset_rows(tensordict, self._mask, size), None
-        for row in range(size):
-            if is_new[row] and self._has_column(tensordict_reset, row):
+        for row, is_new in enumerate(self.rows_of_reset(tensordict, size)):
+            if is_new and self._wanted(tensordict_reset, row) is not None:
                 self._begin(self.rows.episode(row), tensordict_reset)
         return super()._reset(tensordict, tensordict_reset)
 
-    def _has_column(self, tensordict: TensorDictBase, row: int) -> bool:
-        """Return True if a row says which user it has."""
-        column = self.stage.column
-        found = columns(tensordict, row, [column, ("extra_info", column)])
-        return any(value is not None for value in found.values())
+    def _wanted(self, tensordict: TensorDictBase, row: int) -> Any:
+        return self.stage.wanted(partial(columns, tensordict, row))
 
     def close(self) -> None:
         """End all conversations and tear the interactions down.
@@ -164,7 +150,7 @@ class UserSimulator(TurnTransform):
         """Return a transform with the same interactions, limiters and threads, and without conversations."""
         clone = self.__class__.__new__(self.__class__)
         Transform.__init__(clone)
-        clone.stage, clone._mask = self.stage, None
+        clone.stage = self.stage
         clone._users = self._users.clone()
         return clone
 

@@ -132,7 +132,7 @@ class Flight:
         deadline: Time at which it is stopped, in seconds of the event loop's clock; None: never.
 
     Attributes:
-        outcome: The result that waiting calls may share, or why there is none.
+        outcome: The result that waiting calls may share; "failed" or "cancelled" if the call left none.
     """
 
     def __init__(self, deadline: float | None) -> None:
