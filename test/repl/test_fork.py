@@ -152,8 +152,8 @@ async def test_clone_can_be_interrupted_killed_and_restarted():
         assert (await clone.execute("x")).value == "1"  # it exists now, so that its time is that of the cells
         assert (await clone.execute("while True: pass", timeout=0.2)).message.endswith("state is kept")
         assert (await clone.execute("x")).value == "1"
-        await clone.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
-        assert (await clone.execute("while True: pass", timeout=0.2)).state_lost
+        hard = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+        assert (await clone.execute(hard, timeout=limit(0.5))).state_lost
         assert (await clone.execute("'x' in globals()")).value == "False"
         died = await clone.execute("import os; os._exit(3)")
         assert (died.status, died.state_lost) == ("died", True)
