@@ -122,13 +122,12 @@ class JSONBlockParser(JSONTextParser):
     list_notes: ClassVar[tuple[str, ...]] = ("list_of_calls",)
     fast: ClassVar[bool] = True
 
-    _begin: ClassVar[str] = ""
-    _end: ClassVar[str] = ""
+    _opener: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Store the strings that begin and end a well-formed call."""
+        """Store the string that begins a well-formed call."""
         super().__init_subclass__(**options)
-        cls._begin, cls._end = f"{''.join(cls.openers[:1])}\n", f"\n{cls.closer}"
+        cls._opener = "".join(cls.openers[:1])
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
@@ -150,9 +149,9 @@ class JSONBlockParser(JSONTextParser):
         """Read a well-formed message at a third of the cost; return None for any other.
 
         Well-formed is: optional closed reasoning, text without markup, then calls to the end of the message,
-        written as chat templates write them.
+        each with or without a newline inside its tags, and with or without one before the next.
         """
-        begin, end_mark = self._begin, self._end
+        begin, closer = self._opener, self.closer
         first = at = text.find(begin)
         reasoning, said = "", 0
         if first > 0:
@@ -168,11 +167,12 @@ class JSONBlockParser(JSONTextParser):
             return None
         limits, arguments_key = self.limits, self.arguments_key
         most, small = limits.calls, min(limits.depth, limits.argument_bytes // 4)
-        to_json, to_next, length = len(begin), len(end_mark), len(text)
+        to_json, to_next, length = len(begin), len(closer), len(text)
         calls: list[ParsedCall] = []
         newlines = 0
         while True:
             start, at = at, at + to_json
+            at += text.startswith("\n", at)
             try:
                 value, end = scan_once(text, at)
                 if end - at > small or text.find("\\", at, end) >= 0:
@@ -180,8 +180,9 @@ class JSONBlockParser(JSONTextParser):
             except (ValueError, StopIteration, RecursionError):  # CallParseError is a ValueError
                 return None
             fields: Any = value
+            end += text.startswith("\n", end)
             at = end + to_next
-            if type(value) is not dict or len(fields) != 2 or text[end:at] != end_mark:
+            if type(value) is not dict or len(fields) != 2 or not text.startswith(closer, end):
                 return None
             name: Any = fields.get("name")
             args: Any = fields.get(arguments_key)
