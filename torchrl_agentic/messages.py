@@ -255,6 +255,20 @@ class ToolResult(_ToolResultFields):
             return str(parts[0])
         return "\n".join(map(str, parts))
 
+    def checked(self) -> ToolResult:
+        """Return the result with text that can be written as UTF-8 and a reward that is a float.
+
+        Raises:
+            TypeError: If a part has no text, or the reward is not a number.
+            ValueError: If the reward is not a number.
+        """
+        result = self
+        if not is_encodable(self.text):
+            result = replace(self, parts=tuple(TextPart(encodable(str(part))) for part in self.parts))
+        if result.reward is None or type(result.reward) is float:
+            return result
+        return replace(result, reward=float(result.reward))
+
     def timed(self, timing: Timing, notes: tuple[str, ...]) -> ToolResult:
         """Return a copy with other timing and notes; every call needs one, and `replace` takes twice as long.
 

@@ -159,7 +159,7 @@ def _symbol(character: str, category: str) -> str:
 
 
 _CONTAINERS = (dict, list, tuple)
-_are_scalars = frozenset((str, int, float, bool, type(None))).issuperset
+are_scalars = frozenset((str, int, float, bool, type(None))).issuperset
 
 
 class TooDeepError(ValueError):
@@ -200,15 +200,10 @@ def count_values(value: Any, *, max_values: int = sys.maxsize, max_depth: int = 
             if count > max_values:
                 raise TooManyValuesError(max_values)
             items: Any = node.values() if isinstance(node, dict) else node  # pyright: ignore[reportUnknownVariableType]
-            if not _are_scalars(map(type, items)):  # much faster than to look at each
+            if not are_scalars(map(type, items)):  # much faster than to look at each
                 inner += [item for item in items if isinstance(item, _CONTAINERS)]
         level = inner
     return count
-
-
-def is_flat(values: Iterable[Any]) -> bool:
-    """Return whether all values are texts, numbers, booleans or None."""
-    return _are_scalars(map(type, values))
 
 
 def read_json(text: str | bytes | bytearray, *, max_depth: int = MAX_DEPTH, **options: Any) -> Any:

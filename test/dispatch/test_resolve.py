@@ -4,7 +4,7 @@ import pytest
 
 from torchrl_agentic import Status, tool
 from torchrl_agentic.dispatch import Dispatcher
-from torchrl_agentic.dispatch.resolve import Ready, Refusal, resolve
+from torchrl_agentic.dispatch.turn import Ready, Refusal, resolve
 from torchrl_agentic.messages import CallError, ParsedCall
 
 

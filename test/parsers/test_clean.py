@@ -13,7 +13,8 @@ PARSER = HermesParser(limits=Limits(calls=3, argument_bytes=200, depth=6))
 ONE = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 TIGHT = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 PIECES = (
-    ONE, f"\n{ONE}", TIGHT, TIGHT.replace("}}<", "}}\n<"), TIGHT.replace(">{", ">\n\n{"), "<tool_call>", "<think>", "</think>", "hm", "\n", "<tool_call>\n", "\n</tool_call>", "```\n",
+    ONE, f"\n{ONE}", TIGHT, TIGHT.replace("}}<", "}}\n<"), TIGHT.replace(">{", ">\n\n{"),
+    "<tool_call>", "<think>", "</think>", "hm", "\n", "<tool_call>\n", "\n</tool_call>", "```\n",
     "<|im_end|>",
     '{"name": "f", "arguments": {}}', "<tool_response>", ONE.replace("1", "[[[[[[[1]]]]]]]"),
     '<tool_call>\n{"name": "f", "arguments": {"a": "\\ud800"}}\n</tool_call>', ONE.replace("1", "NaN"),
@@ -41,7 +42,10 @@ def test_clean_messages_take_the_quick_way(monkeypatch: pytest.MonkeyPatch):
     read: list[str] = []
     monkeypatch.setattr(TextParser, "parse", lambda parser, text, **_: read.append(text))
     calls = "\n".join([ONE] * 3)
-    for text in (ONE, calls, ONE + ONE, f"Here: {TIGHT}{ONE}\n{TIGHT}", f"Let me see.\n{ONE}", f"<think>\nhm\n</think>\n\n{calls}"):
+    beginnings = ("", "Let me see.\n", "<think>\nhm\n</think>\n\n")
+    for text in (
+        f"{beginning}{rest}" for beginning in beginnings for rest in (calls, ONE + ONE, TIGHT + ONE)
+    ):
         PARSER.parse(text)
         assert not read
     other = json.dumps({"name": "f"})

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from torchrl_agentic.tools.signatures import AsyncCallable, is_async, keywords_of
+from torchrl_agentic.tools.base import AsyncCallable
+from torchrl_agentic.tools.signatures import is_async, keywords_of
 
 
 def blocking(value):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from torchrl_agentic.messages import CallError, Status, TextPart, ToolResult, encodable, is_encodable
+from torchrl_agentic.messages import CallError, Status, ToolResult
 
 
 def unreadable_call(error: CallError) -> ToolResult:
@@ -83,22 +82,6 @@ def crashed(name: str, error: BaseException) -> ToolResult:
         error: The exception; the model reads its class only, because its text may hold anything.
     """
     return _failure(Status.CRASH, f"{name} crashed ({type(error).__name__}); it did not finish")
-
-
-def encodable_result(result: ToolResult) -> ToolResult:
-    """Return the result with text that can be written as UTF-8 and a reward that is a float.
-
-    Raises:
-        TypeError: If a part has no text, or the reward is not a number.
-        ValueError: If the reward is not a number.
-    """
-    text = result.text
-    if not is_encodable(text):
-        parts = tuple(TextPart(encodable(str(part))) for part in result.parts)
-        result = replace(result, parts=parts)
-    if result.reward is None or type(result.reward) is float:
-        return result
-    return replace(result, reward=float(result.reward))
 
 
 def _failure(status: Status, text: str) -> ToolResult:

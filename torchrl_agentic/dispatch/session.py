@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.crashes import Crashes
-from torchrl_agentic.dispatch.model_messages import encodable_result
 from torchrl_agentic.errors import InvalidTask, derives
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id, finite_number
 from torchrl_agentic.sandbox.cancellation import run_to_completion
@@ -307,7 +306,7 @@ class Session:
                 live = await self.live(opener)
                 is_world = isinstance(opener, Toolset)
                 value = await (opener.initial_message(live) if is_world else live.initial_message())
-            return None if value is None else encodable_result(ToolResult.from_value(value))
+            return None if value is None else ToolResult.from_value(value).checked()
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # SystemExit too: it would end the loop that all share
@@ -456,7 +455,7 @@ class Session:
         if self._chosen == self.turn:
             return
         self._chosen = self.turn
-        self.allowed = self.data.selection_at(self.turn)
+        self.allowed = self.data.selection_at(self.turn) if self.data.selections else None
         choose = self.dispatcher.tool_selection
         if choose is None:
             return

@@ -1,4 +1,4 @@
-"""Run the calls of one turn: order them by their effects, start them, and stop them at their deadlines."""
+"""Run the calls of one turn: check them, order them by their effects, start and stop them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.crashes import Crashes
-from torchrl_agentic.dispatch.model_messages import encodable_result
-from torchrl_agentic.dispatch.resolve import BoundTool, Ready, Refusal
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.messages import ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
-from torchrl_agentic.tools.base import Effects, Threads, ToolContext
+from torchrl_agentic.errors import SchemaValidationError
+from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
+from torchrl_agentic.tools.base import Effects, Threads, Tool, ToolContext, Toolset
 from torchrl_agentic.tools.row_data import NO_DATA
 
 if TYPE_CHECKING:
-    from torchrl_agentic.limits import Slot
+    from torchrl_agentic.limits import Limiter, Slot
+    from torchrl_agentic.tools.schema import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,95 @@ MAX_CAUSE = 500
 """Characters of a cause that are logged."""
 SHOWN = 3
 """Number of causes, and of ids, in the log line about the INFRA results of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool, and what is computed once when it is added.
+
+    Attributes:
+        tool: The tool.
+        effects: Effects of its calls, which decide their order.
+        has_sessions: True if each trajectory opens the tool for itself.
+        validator: Checks arguments against the tool's schema.
+        limiter: Limiter that each call waits for, or None.
+        world: Toolset whose state the tool shares (see `Toolset.session`), or None.
+    """
+
+    tool: Tool
+    effects: Effects
+    has_sessions: bool
+    validator: Validator
+    limiter: Limiter | None
+    world: Toolset | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call that may run.
+
+    Attributes:
+        bound: The tool.
+        args: Arguments as the schema accepts them.
+        notes: Notes of the parser and of the validation, for the result.
+    """
+
+    bound: BoundTool
+    args: Mapping[str, JSON]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that does not run.
+
+    Attributes:
+        result: The result that tells the model why.
+    """
+
+    result: ToolResult
+
+
+Resolved: TypeAlias = Ready | Refusal
+
+
+def resolve(
+    call: ParsedCall,
+    number: int,
+    tools: Mapping[str, BoundTool],
+    *,
+    allowed: Collection[str] | None = None,
+    max_calls: int | None = None,
+    validate: bool = True,
+) -> Resolved:
+    """Decide whether a call may run.
+
+    Args:
+        call: The call as the parser read it.
+        number: Index of the call in its message, from 0.
+        tools: Tools by name.
+        allowed: Names of the tools that the trajectory may use in this turn, or None for all.
+        max_calls: Number of calls that a message may contain, or None for no limit.
+        validate: Whether arguments are checked against the schema of the tool.
+
+    Returns:
+        `Ready`, or `Refusal` with the result for the model. Nothing is changed and nothing is opened.
+    """
+    if call.error is not None:
+        return Refusal(model_messages.unreadable_call(call.error))
+    if max_calls is not None and number >= max_calls:
+        return Refusal(model_messages.too_many_calls(max_calls))
+    bound = tools.get(call.tool)
+    if bound is None or (allowed is not None and call.tool not in allowed):
+        available = [name for name in tools if allowed is None or name in allowed]
+        return Refusal(model_messages.unknown_tool(call.tool, available))
+    if not validate:
+        return Ready(bound, call.args, call.notes)
+    try:
+        args, notes = bound.validator.accept(call.args)
+    except SchemaValidationError as error:
+        return Refusal(model_messages.invalid_arguments(call.tool, error))
+    return Ready(bound, args, (*call.notes, *notes) if notes else call.notes)
 
 
 def conflict(first: Effects, second: Effects) -> bool:
@@ -273,7 +362,7 @@ class TurnRun:
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(ready.args, self._context(entry, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
-            return value if is_plain else encodable_result(ToolResult.from_value(value))
+            return value if is_plain else ToolResult.from_value(value).checked()
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
                 raise  # stopped by us, and its result is set
@@ -286,7 +375,7 @@ class TurnRun:
         """Return the result of a call that raised."""
         name = entry.call.tool
         if (result := ToolResult.from_error(error, name)) is not None:
-            return encodable_result(result)
+            return result.checked()
         if isinstance(error, asyncio.CancelledError):
             if entry.slot is not None and entry.slot.is_lost:
                 from torchrl_agentic.limits.base import LOST

@@ -11,7 +11,8 @@ from typing import Any, cast
 from torchrl_agentic.interactions.base import Interaction, Reply, default_name, in_thread
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import message_to_json
-from torchrl_agentic.tools.signatures import AsyncCallable, is_async, keywords_of
+from torchrl_agentic.tools.base import AsyncCallable
+from torchrl_agentic.tools.signatures import is_async, keywords_of
 from torchrl_agentic.tools.verl.graders import same_number
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
+from torchrl_agentic.tools.signatures import is_async
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter, Slot
@@ -191,6 +192,33 @@ class ToolContext:
         if self.threads is None:
             return await asyncio.to_thread(function, *args, **kwargs)
         return await self.threads.run(lambda: function(*args, **kwargs))
+
+
+class AsyncCallable:
+    """An async function around any function: a coroutine function is awaited, any other runs on a thread.
+
+    An awaitable that a function on a thread returns is awaited too.
+
+    Args:
+        function: The function.
+
+    Attributes:
+        function: The function.
+        is_async: Whether it is a coroutine function.
+    """
+
+    __slots__ = ("function", "is_async")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.is_async = is_async(function)
+
+    async def __call__(self, in_thread: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; `in_thread(function, *args, **kwargs)` runs it on a thread if it may block."""
+        if self.is_async:
+            return await self.function(*args, **kwargs)
+        value = await in_thread(self.function, *args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
 
 
 class Tool(metaclass=Interface, members=("name", "description", "input_schema", "run")):

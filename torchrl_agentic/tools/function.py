@@ -14,7 +14,7 @@ from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools import signatures
-from torchrl_agentic.tools.base import Effects, Tool, ToolContext
+from torchrl_agentic.tools.base import AsyncCallable, Effects, Tool, ToolContext
 from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.schema import (
     FunctionSchema,
@@ -24,7 +24,6 @@ from torchrl_agentic.tools.schema import (
     hidden_of,
     schema_of,
 )
-from torchrl_agentic.tools.signatures import AsyncCallable
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

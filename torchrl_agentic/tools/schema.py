@@ -18,7 +18,7 @@ import pydantic
 
 from torchrl_agentic.errors import SchemaValidationError
 from torchrl_agentic.messages import JSON, fields_of
-from torchrl_agentic.text import TooDeepError, TooManyValuesError, count_values, is_flat, shorten
+from torchrl_agentic.text import TooDeepError, TooManyValuesError, are_scalars, count_values, shorten
 from torchrl_agentic.tools.schema_cost import MAX_EVALUATIONS, CaseFinder, cost_of
 from torchrl_agentic.tools.schema_simplify import (
     ANNOTATIONS,
@@ -372,7 +372,7 @@ class Validator:
 
     def _check_size(self, args: Mapping[str, JSON]) -> None:
         """Raise SchemaValidationError if the arguments are too large to be checked in bounded time."""
-        if len(args) <= self._max_values and is_flat(args.values()):
+        if len(args) <= self._max_values and are_scalars(map(type, args.values())):
             return
         try:
             count_values(args if isinstance(args, dict) else dict(args), max_values=self._max_values)

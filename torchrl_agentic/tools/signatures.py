@@ -10,7 +10,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,33 +18,6 @@ from typing import Any
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a function, or the `__call__` of an object, is a coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-class AsyncCallable:
-    """An async function around any function: a coroutine function is awaited, any other runs on a thread.
-
-    An awaitable that a function on a thread returns is awaited too.
-
-    Args:
-        function: The function.
-
-    Attributes:
-        function: The function.
-        is_async: Whether it is a coroutine function.
-    """
-
-    __slots__ = ("function", "is_async")
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.is_async = is_async(function)
-
-    async def __call__(self, in_thread: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; `in_thread(function, *args, **kwargs)` runs it on a thread if it may block."""
-        if self.is_async:
-            return await self.function(*args, **kwargs)
-        value = await in_thread(self.function, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
 
 
 @dataclass(frozen=True, slots=True)

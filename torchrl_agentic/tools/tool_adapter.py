@@ -9,9 +9,9 @@ from typing import Any
 
 from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tools.base import Tool, ToolContext, Toolset, open_world
+from torchrl_agentic.tools.base import AsyncCallable, Tool, ToolContext, Toolset, open_world
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
-from torchrl_agentic.tools.signatures import AsyncCallable, is_async
+from torchrl_agentic.tools.signatures import is_async
 
 
 class ToolAdapter(Tool):

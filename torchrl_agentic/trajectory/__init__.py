@@ -11,13 +11,12 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.columns import Column
-    from torchrl_agentic.trajectory.episode import Episode
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import Episode, OpenTurn
     from torchrl_agentic.trajectory.stage import Stage
 
 __all__ = ["Column", "Episode", "OpenTurn", "Stage"]
 
 __getattr__ = load_lazily(
     __name__,
-    {"columns": ("Column",), "episode": ("Episode",), "open_turn": ("OpenTurn",), "stage": ("Stage",)},
+    {"columns": ("Column",), "episode": ("Episode", "OpenTurn"), "stage": ("Stage",)},
 )

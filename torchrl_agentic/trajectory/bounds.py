@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torchrl_agentic.trajectory.stage import Stage
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
 
 
 class BoundsStage(Stage):

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.dispatch.opening import open_tools
-from torchrl_agentic.dispatch.rendering import render
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.base import ToolCallParser, parse_message
+from torchrl_agentic.parsers.base import ToolCallParser, escaped_call, parse_message, with_tool_names
 from torchrl_agentic.trajectory.columns import CALLS, REPORTED_CALLS, Column
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.watch import SILENT
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.episode import Episode
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import Episode, OpenTurn
+
+logger = logging.getLogger(__name__)
 
 EOS_STRINGS = (
     "<|im_end|>",
@@ -136,7 +137,7 @@ class CallsStage(Stage):
             calls: The calls.
             results: One result per call.
         """
-        return render(
+        return render_results(
             self.parser, calls, results, trajectory=episode.name, tool_role=self.tool_role, media=self.media
         )
 
@@ -208,3 +209,71 @@ def without_eos(text: str, eos_strings: Sequence[str]) -> str:
         if ending is None:
             return text
         text = trimmed.removesuffix(ending)
+
+
+def render_results(
+    parser: ToolCallParser,
+    calls: Sequence[ParsedCall],
+    results: Sequence[ToolResult],
+    *,
+    trajectory: str,
+    tool_role: str = "tool",
+    media: bool = False,
+) -> Sequence[Mapping[str, JSON]]:
+    """Return the messages that carry the results of a turn.
+
+    Args:
+        parser: The parser.
+        calls: Calls of the turn, with ids that are unique in the trajectory.
+        results: One result per call.
+        trajectory: Name of the trajectory, for log lines.
+        tool_role: Role of messages that the parser gives the role "tool".
+        media: Whether images and videos become parts of the content although the parser writes text.
+    """
+    rendered: Sequence[Mapping[str, JSON]] | None = None
+    if media:
+        from torchrl_agentic.tokens.media import filled, slotted  # it opens images
+
+        texts, slots = slotted(results)
+        if slots:
+            rendered = filled(_messages(parser, calls, texts, trajectory), slots)
+            if rendered is not None:
+                rendered = [_with_escaped_parts(message, parser) for message in rendered]
+    if rendered is None:
+        rendered = _messages(parser, calls, results, trajectory)
+    if tool_role == "tool":
+        return rendered
+    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
+
+
+def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> Mapping[str, JSON]:
+    """Escape control tokens that would appear if a template drops the images between two texts."""
+    content = message["content"]
+    if not isinstance(content, list):
+        return message
+    parts = cast("list[Mapping[str, JSON]]", content)
+    from torchrl_agentic.tokens.encoding import escaped_parts  # only media needs it
+
+    return {**message, "content": escaped_parts(parts, parser.control_escaper)}
+
+
+def _messages(
+    parser: ToolCallParser, calls: Sequence[ParsedCall], results: Sequence[ToolResult], trajectory: str
+) -> Sequence[Mapping[str, JSON]]:
+    """Render results by the parser; if it raises, as plain messages of the role "tool"."""
+    try:
+        rendered = parser.render(calls, results)
+        if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
+            raise TypeError("a message has a role and a content")
+    except Exception:
+        logger.exception("parser %r cannot render (trajectory %s)", parser, trajectory)
+        escape = parser.control_escaper.escape
+        named = [escaped_call(call, escape) for call in calls]
+        rendered = with_tool_names(
+            [
+                {"role": "tool", "content": escape(result.text), "tool_call_id": call.call_id}
+                for call, result in zip(named, results, strict=True)
+            ],
+            named,
+        )
+    return rendered

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_agentic.messages import JSON, Status
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.reasons import number_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ CALLS = (
     Column("n_infra", int, "sum", _n_infra),
     Column("turn", int, "last", of_episode=lambda episode: episode.n_turns),
     Column("trajectory", int, "last", of_episode=lambda episode: episode.number),
-    Column("ended_by", int, "last", lambda turn: number_of(turn.reason)),
+    Column("ended_by", int, "last", lambda turn: number_of(turn.reason) if turn.reason else 0),
     Column("tool_reward", float, "sum", lambda turn: turn.tool_reward),
     Column("trajectory_reward", float, "sum", lambda turn: turn.final_reward),
     Column("tool_seconds", float, "sum", _seconds),

@@ -12,7 +12,7 @@ from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
 
 DRIFT = (KEY, "token_drift")
 LONG_TEXT = 200_000

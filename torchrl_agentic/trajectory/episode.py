@@ -1,22 +1,260 @@
-"""`Episode`: a live trajectory, from its beginning to its end, without its conversation and its tokens."""
+"""`Episode`: a live trajectory, without its conversation and its tokens; `OpenTurn`: one message of it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.messages import JSON, DispatchResult, Message, Turn
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.errors import LARGEST_REWARD
+from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ParseResult, ToolResult, Turn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.watch import SILENT, Watch
 
 if TYPE_CHECKING:
+    from torchrl_agentic.interactions.base import Reply
+    from torchrl_agentic.tokens.writer import NextPrompt, TokenWriter
     from torchrl_agentic.trajectory.recording import EpisodeRecording
+    from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
     from torchrl_agentic.trajectory.stage import Stage
     from torchrl_agentic.trajectory.user_side import UserSide
+
+_UNREAD = ParseResult("")
+
+
+@dataclass(slots=True)
+class Effect:
+    """The changes that one stage made in one turn; a border writes them each time that the step is repeated.
+
+    Attributes:
+        messages: Messages that it added.
+        reason: Why it ended the trajectory, one of `REASONS` or a word of its own; "" if it did not.
+        terminated: Whether the trajectory ended by itself.
+        truncated: Whether a bound ended it.
+        reward: Reward that it gave; NaN without a verdict.
+    """
+
+    messages: list[StoredMessage] = field(default_factory=list[StoredMessage])
+    reason: str = ""
+    terminated: bool = False
+    truncated: bool = False
+    reward: float = 0.0
+
+
+def _no_columns(names: Iterable[Any]) -> Mapping[Any, Any]:
+    del names
+    return {}
+
+
+class OpenTurn:
+    """One trajectory between a message of the model and the next prompt: what the stages read and change.
+
+    `Episode.open_turn` creates it. What the border sees, it sets before each stage.
+
+    Args:
+        episode: The trajectory.
+        number: Number of the turn, counted from 0.
+        message: Message of the model.
+        answer: The same message, with the fields that the conversation keeps.
+        earlier: Messages in front of it.
+
+    Attributes:
+        episode: The trajectory.
+        number: Number of the turn, counted from 0.
+        message: Message of the model.
+        answer: The same message, with the fields that the conversation keeps.
+        earlier: Messages in front of it.
+        injected: Messages behind it.
+        is_over: Whether the trajectory has ended, by a stage or by another transform.
+        is_cut: Whether the message was cut off by a bound, so that its calls do not run.
+        is_full: Whether the bound of the trajectory, not that of the answer, cut the message off.
+        parsed: Text and calls of the message.
+        calls: Its calls, with ids that are unique in the trajectory; none if they do not run.
+        results: One result per call; set by `take_results`.
+        n_errors: Number of results that are errors.
+        tool_reward: Sum of the rewards of its calls; NaN if it is not finite in float32.
+        is_stopped: Whether a tool asked to end the trajectory.
+        speculative: Calls that have started while the message was sampled, or None.
+        view: Returns the row as tools with `wants_state` see it.
+        lookup: Returns those of the named columns that the row of the data set, or the step, has.
+        escape: Escapes control tokens of the model in a text.
+        reply: Reply of the simulated user, or None.
+        user_error: Error of the simulated user, or None.
+        user_score: Score of the whole trajectory by its user, once it has ended.
+        final_reward: Sum of the final rewards of the tools, once they are known; NaN without a verdict.
+        is_unjudged: Whether a reward, or a part of it, is unknown.
+        verdict_error: Why a reward is unknown, if a stage knows it, or None.
+        n_before: Number of messages in front of the sampled one. Usually that is `message`; but a transform
+            in front of `ToolCompose` may have added further ones behind it.
+        shortened: Messages that were shortened as they were encoded, by their place in the conversation.
+        writer: Writes the next prompt, or None without tokens.
+        whole_writer: Returns a writer with all tokens of the trajectory.
+        context_length: Number of tokens that the engine takes; None: unknown.
+        prompt: The next prompt, once it is written.
+        drift: Number of ids that differ from those of the whole conversation, encoded at once.
+        effects: What each stage did that has acted.
+    """
+
+    __slots__ = (
+        "_effect", "answer", "calls", "context_length", "drift", "earlier", "effects", "episode",
+        "escape", "final_reward", "injected", "is_cut", "is_full", "is_over", "is_stopped",
+        "is_unjudged", "lookup", "message", "n_before", "n_errors", "number", "parsed", "prompt",
+        "reply", "results", "shortened", "speculative", "tool_reward", "user_error", "user_score",
+        "verdict_error", "view", "whole_writer", "writer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        episode: Episode,
+        number: int,
+        message: Message,
+        answer: StoredMessage,
+        earlier: Sequence[StoredMessage],
+    ) -> None:
+        self.episode, self.number, self.message = episode, number, message
+        self.answer, self.earlier = answer, earlier
+        self.injected: list[StoredMessage] = []
+        self.is_cut = message.role == "assistant" and message.finish == "length"
+        self.is_over = self.is_full = self.is_unjudged = self.is_stopped = False
+        self.n_errors, self.tool_reward = 0, 0.0
+        self.parsed, self.calls = _UNREAD, tuple[ParsedCall, ...]()
+        self.results: Sequence[ToolResult] = ()
+        self.speculative: SpeculativeCalls | None = None
+        self.view: Callable[[], Any] = _nothing
+        self.lookup: Callable[[Iterable[Any]], Mapping[Any, Any]] = _no_columns
+        self.escape: Callable[[str], str] = str
+        self.reply: Reply | None = None
+        self.user_error: BaseException | None = None
+        self.user_score = self.final_reward = 0.0
+        self.verdict_error: BaseException | None = None
+        self.n_before = len(earlier)
+        self.shortened: dict[int, StoredMessage] = {}
+        self.writer: TokenWriter | None = None
+        self.whole_writer: Callable[[OpenTurn], Any] = _own_writer
+        self.context_length: int | None = None
+        self.prompt: NextPrompt | None = None
+        self.drift = 0
+        self.effects: dict[Stage, Effect] = {}
+        self._effect = Effect()
+
+    @property
+    def has_begun(self) -> bool:
+        """False if the trajectory could not begin, because a tool could not open."""
+        return self.episode.session.begin_error is None
+
+    @property
+    def last(self) -> StoredMessage:
+        """The last message of the conversation."""
+        return self.injected[-1] if self.injected else self.answer
+
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """The whole conversation, in a new list."""
+        return [*self.earlier, self.answer, *self.injected]
+
+    def read(self) -> list[Message]:
+        """Return the whole conversation; costs O(messages)."""
+        return [message.read() for message in self.messages]
+
+    def take_results(self, results: Sequence[ToolResult]) -> None:
+        """Store the results of the calls, and what they add up to."""
+        self.results = results
+        self.n_errors = sum(result.is_error for result in results)
+        self.is_stopped = any(result.stop for result in results)
+        reward = sum(result.reward or 0.0 for result in results)
+        self.tool_reward = reward if abs(reward) <= LARGEST_REWARD else math.nan
+        self.is_unjudged = self.is_unjudged or math.isnan(self.tool_reward)
+
+    def behind_sampled(self) -> tuple[StoredMessage, list[StoredMessage]]:
+        """Return the sampled message, and all messages behind it."""
+        if self.n_before == len(self.earlier):
+            return self.answer, self.injected
+        sampled, *more = self.earlier[self.n_before :]
+        return sampled, [*more, self.answer, *self.injected]
+
+    def shorten(self, place: int, message: StoredMessage) -> None:
+        """Replace a message behind the sampled one by the form in which it was encoded.
+
+        Args:
+            place: Its place behind the sampled message, from 0.
+            message: The shorter message.
+        """
+        place += self.n_before + 1
+        self.shortened[place] = message
+        if (own := place - len(self.earlier) - 1) >= 0:
+            self.injected[own] = message
+
+    def claim(self, stage: Stage) -> bool:
+        """Return True if a stage has not acted on this turn, and let it act; else False.
+
+        Args:
+            stage: The stage.
+        """
+        if stage in self.effects:
+            return False
+        self._effect = self.effects[stage] = Effect()
+        return True
+
+    def add(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        """Append messages to the conversation.
+
+        Args:
+            messages: Messages with "role" and "content"; texts of strangers are escaped.
+        """
+        new = [one if isinstance(one, StoredMessage) else StoredMessage(one) for one in messages]
+        self.injected += new
+        self._effect.messages += new
+
+    def end(self, reason: str, *, terminated: bool = False, truncated: bool = False) -> None:
+        """End the trajectory; the first reason that is given counts.
+
+        Args:
+            reason: One of `REASONS`, or a word of your own, which records and ("collector", "reason") show;
+                ("agentic", "ended_by") is a number, 0 for such a word.
+            terminated: Whether it has ended by itself.
+            truncated: Whether a bound ends it.
+        """
+        effect = self._effect
+        effect.reason = effect.reason or reason
+        effect.terminated, effect.truncated = effect.terminated or terminated, effect.truncated or truncated
+        self.is_over = True
+        self.episode.end(reason, terminated=terminated, truncated=truncated)
+
+    def give(self, reward: float, error: BaseException | None = None) -> None:
+        """Add a reward of the turn, beside those of other stages.
+
+        A reward that is not finite in float32 is unknown: NaN. So is that of a trajectory that could not
+        begin, or whose user failed.
+
+        Args:
+            reward: The reward.
+            error: Why it is unknown, or None.
+        """
+        if not self.has_begun or self.user_error is not None or not abs(reward) <= LARGEST_REWARD:
+            reward, self.is_unjudged = math.nan, True
+            self.verdict_error = self.verdict_error or error
+        self._effect.reward += reward
+
+    @property
+    def reason(self) -> str:
+        """Why this turn ended the trajectory, by the first stage that gave a reason; "" if none ended it."""
+        return next((effect.reason for effect in self.effects.values() if effect.reason), "")
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of this turn so far."""
+        return sum(effect.reward for effect in self.effects.values())
+
+
+def _own_writer(turn: OpenTurn) -> TokenWriter | None:
+    return turn.writer
+
+
+def _nothing() -> None:
+    return None
 
 
 class Episode:

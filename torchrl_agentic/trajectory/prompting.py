@@ -11,7 +11,7 @@ from torchrl_agentic.messages import Message
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.training_rows import Contexts
 

@@ -14,7 +14,7 @@ from torchrl_agentic.trajectory.task import first_known
 if TYPE_CHECKING:
     from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
     from torchrl_agentic.tokens.ledger import TokenLedger
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
     from torchrl_agentic.trajectory.stored_message import StoredMessage
 
 

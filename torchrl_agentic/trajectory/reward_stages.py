@@ -16,7 +16,7 @@ from torchrl_agentic.trajectory.task import first_known
 from torchrl_agentic.trajectory.users import UserStage
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torchrl_agentic.trajectory.columns import COLUMNS, KEY
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.columns import Column
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
 
 
 class Stage(ABC):

@@ -19,7 +19,7 @@ from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.open_turn import OpenTurn
+    from torchrl_agentic.trajectory.episode import OpenTurn
     from torchrl_agentic.trajectory.user_side import UserSide
 
 ORDER = "Compose(ToolCompose(...), EndTrajectory(max_turns=...), UserSimulator(...), TurnTokenizer(...))"

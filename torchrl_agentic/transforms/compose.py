@@ -25,7 +25,7 @@ from torchrl_agentic.tensors import reset_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage, parser_for
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.stage import check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
@@ -194,7 +194,8 @@ class ToolCompose(KnowsResetRows, ToolList):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
-        self._refresh_toolsets()
+        if self._toolsets:
+            self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
         run_stage(self.stage, turns)
         append_messages(rows, turns, self.stage)
@@ -240,7 +241,8 @@ class ToolCompose(KnowsResetRows, ToolList):
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         from torchrl_agentic.transforms.dataset_rows import begin_rows
 
-        self._refresh_toolsets()
+        if self._toolsets:
+            self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)

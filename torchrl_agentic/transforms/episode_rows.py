@@ -18,8 +18,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.dispatch import SessionRows
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import Episode, OpenTurn, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.pipeline import row_numbers, stepped

@@ -14,7 +14,7 @@ from torchrl.envs.transforms import Compose, Transform
 
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tensors import leaves
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage, act
 from torchrl_agentic.transforms.conversation import Conversation
 from torchrl_agentic.transforms.specs import ENDED_BY

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 
 from torchrl_agentic.records import TokenRecord
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.recording import RecordStage, token_record
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.compose import ToolCompose

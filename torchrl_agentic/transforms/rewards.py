@@ -17,7 +17,7 @@ from torchrl_agentic.errors import check_reward
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.tools.signatures import is_async
 from torchrl_agentic.tools.verl.graders import same_number
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.reward_stages import (
     AnswerRewardStage,
     Place,

@@ -14,8 +14,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
 from torchrl_agentic.trajectory.columns import KEY, Column
-from torchrl_agentic.trajectory.episode import Episode
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import Episode, OpenTurn
 from torchrl_agentic.trajectory.reasons import number_of
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.history import AgentHistory

@@ -23,7 +23,7 @@ from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.truncate import Side
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.trajectory.encoding_stage import EncodingStage
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.dataset_rows import tool_selection

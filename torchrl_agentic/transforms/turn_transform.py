@@ -13,7 +13,7 @@ from torchrl.data import Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs

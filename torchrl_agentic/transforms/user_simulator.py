@@ -17,8 +17,7 @@ from torchrl_agentic.dispatch import Dispatcher, SessionRows
 from torchrl_agentic.interactions.user_tool import UserTool, tool_name
 from torchrl_agentic.limits import Limiter
 from torchrl_agentic.trajectory.columns import COLUMNS
-from torchrl_agentic.trajectory.episode import Episode
-from torchrl_agentic.trajectory.open_turn import OpenTurn
+from torchrl_agentic.trajectory.episode import Episode, OpenTurn
 from torchrl_agentic.trajectory.user_side import UserSide, chosen, named
 from torchrl_agentic.trajectory.users import UserStage
 from torchrl_agentic.transforms import history as border

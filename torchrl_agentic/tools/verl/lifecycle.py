@@ -17,10 +17,10 @@ import pydantic
 
 from torchrl_agentic.messages import JSON, ToolResult, as_number
 from torchrl_agentic.text import shorten
-from torchrl_agentic.tools.base import Tool, ToolContext, current_row, current_session
+from torchrl_agentic.tools.base import AsyncCallable, Tool, ToolContext, current_row, current_session
 from torchrl_agentic.tools.options import type_checker, type_error
 from torchrl_agentic.tools.row_data import Columns, RowData
-from torchrl_agentic.tools.signatures import AsyncCallable, Keywords, keywords_of
+from torchrl_agentic.tools.signatures import Keywords, keywords_of
 from torchrl_agentic.tools.verl.base_tool import description_of
 
 logger = logging.getLogger(__name__)
