@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic.repl import SubprocessRepl
 from torchrl_agentic.sandbox import UnsafeSubprocessSandbox
@@ -31,6 +32,6 @@ async def test_code_runs_and_can_be_stopped(tmp_path: Path):
         ended = await repl.execute("import os; os._exit(3)")
         assert (ended.status, ended.state_lost) == ("died", True)
         deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-        stopped = await repl.execute(deaf, timeout=0.2)
+        stopped = await repl.execute(deaf, timeout=limit(0.2))
         assert (stopped.status, stopped.state_lost) == ("timeout", True)
         assert (await repl.execute("1 + 1")).value == "2"

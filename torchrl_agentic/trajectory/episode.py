@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.errors import LARGEST_REWARD
-from torchrl_agentic.messages import JSON, DispatchResult, Message, ParsedCall, ParseResult, ToolResult, Turn
+from torchrl_agentic.messages import (
+    JSON,
+    DispatchResult,
+    Message,
+    ParsedCall,
+    ParseResult,
+    Status,
+    ToolResult,
+    Turn,
+)
 from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.watch import SILENT, Watch
 
@@ -161,12 +170,14 @@ class OpenTurn:
 
     def take_results(self, results: Sequence[ToolResult]) -> None:
         """Store the results of the calls, and what they add up to."""
-        self.results = results
-        self.n_errors = sum(result.is_error for result in results)
-        self.is_stopped = any(result.stop for result in results)
-        reward = sum(result.reward or 0.0 for result in results)
-        self.tool_reward = reward if abs(reward) <= LARGEST_REWARD else math.nan
-        self.is_unjudged = self.is_unjudged or math.isnan(self.tool_reward)
+        self.results, self.n_errors, self.is_stopped, reward = results, 0, False, 0.0
+        for result in results:
+            self.n_errors += result.status is not Status.OK
+            self.is_stopped = self.is_stopped or result.stop
+            reward += result.reward or 0.0
+        if not abs(reward) <= LARGEST_REWARD:
+            reward, self.is_unjudged = math.nan, True
+        self.tool_reward = reward
 
     def behind_sampled(self) -> tuple[StoredMessage, list[StoredMessage]]:
         """Return the sampled message, and all messages behind it."""
@@ -241,7 +252,10 @@ class OpenTurn:
     @property
     def reason(self) -> str:
         """Why this turn ended the trajectory, by the first stage that gave a reason; "" if none ended it."""
-        return next((effect.reason for effect in self.effects.values() if effect.reason), "")
+        for effect in self.effects.values():
+            if effect.reason:
+                return effect.reason
+        return ""
 
     @property
     def reward(self) -> float:
