@@ -1,8 +1,10 @@
 """Transforms of others between ours, and stages of one's own, which work in both borders."""
 
+import _thread
 import asyncio
 import contextlib
 import itertools
+import signal
 
 import pytest
 import torch
@@ -337,7 +339,7 @@ class TestStagesOfOnesOwn:
         assert said[0] == said[1]
         env.close()
 
-    @pytest.mark.parametrize("where", ["in the tool", "behind it"])
+    @pytest.mark.parametrize("where", ["before calls run", "while calls run", "behind them"])
     def test_a_step_that_was_interrupted_can_be_repeated(self, where):
         """By Ctrl-C, as it ends the wait for the event loop."""
         calls, pending = [], [where]
@@ -349,17 +351,21 @@ class TestStagesOfOnesOwn:
 
         class Calls(CallsStage):
             def run(self, turns):
-                interrupt("in the tool")
+                interrupt("before calls run")
                 return super().run(turns)
 
         class Stops(Reminds):
             def run(self, turns):
-                interrupt("behind it")
+                interrupt("behind them")
                 super().run(turns)
 
         @tool
-        def count() -> str:
+        async def count() -> str:
             """Count."""
+            if pending == ["while calls run"]:
+                pending.clear()
+                _thread.interrupt_main(signal.SIGINT)
+                await asyncio.Event().wait()  # until it is cancelled
             calls.append(1)
             return f"{len(calls)} calls"
 
@@ -372,6 +378,7 @@ class TestStagesOfOnesOwn:
         step = env.step(td.clone())["next"]
         (chat,) = border.prompts(step)
         assert [message.field("content") for message in chat.messages[2:]] == ["1 calls", "3 messages so far"]
+        assert chat.messages[2].field("tool_call_id") == "call_0_0"
         assert step["agentic", "n_calls"].item() == step["agentic", "turn"].item() == 1
         env.close()
 

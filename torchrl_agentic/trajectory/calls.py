@@ -76,6 +76,7 @@ class CallsStage(Stage):
         calling: list[OpenTurn] = []
         for turn in turns:
             session = turn.episode.session
+            session.turn = turn.number  # it is higher if this step was interrupted while its calls ran
             turn.escape = escape
             turn.parsed = parse_message(
                 self.parser,
@@ -85,7 +86,7 @@ class CallsStage(Stage):
                 trajectory=turn.episode.name,
             )
             if turn.parsed.calls and turn.has_begun:
-                turn.calls = session.begin_turn(turn.parsed.calls)
+                turn.calls = turn.calls or session.begin_turn(turn.parsed.calls)
                 calling.append(turn)
             else:
                 session.turn += 1
