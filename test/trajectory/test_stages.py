@@ -411,6 +411,30 @@ class TestStagesOfOnesOwn:
         assert (failed.failure, kept.failure) == ("crash", "")
 
 
+BEFORE_THE_END = [
+    (AnswerRewardTransform, EndTrajectory),
+    (ToolRewardTransform, EndTrajectory),
+    (ToolRewardTransform, UserSimulator),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), BEFORE_THE_END, ids=lambda one: one.__name__)
+def test_rewards_in_front_of_what_ends_trajectories_are_logged_with_the_order_that_works(
+    first, second, caplog
+):
+    def make(hook):
+        del hook
+        ending = EndTrajectory(max_turns=1) if second is EndTrajectory else UserSimulator(Asks())
+        return Compose(ToolCompose([work]), first(), ending, TurnTokenizer(TOKENIZER, tools=[work]))
+
+    for run in (in_environment, in_collector):
+        run(make, [ROW] * 2, [[DONE]] * 2)
+    ours = [record.message for record in caplog.records if record.name.endswith("trajectory.stage")]
+    assert len(ours) == 2
+    for message in ours:
+        assert f"Compose({second.__name__}(...), {first.__name__}(...))" in message
+
+
 class Remembers(Stage):
     """Keeps what it has seen in a list of the trajectory, reads the right answer, and gives two rewards."""
 

@@ -21,6 +21,7 @@ class BoundsStage(Stage):
 
     name = "EndTrajectory"
     reads_answer = False
+    may_end = True
 
     def __init__(self, *, max_turns: int | None = None, when_no_calls: bool = False) -> None:
         self.max_turns, self.when_no_calls = max_turns, when_no_calls

@@ -43,6 +43,7 @@ class ToolRewardStage(Stage):
     name = "ToolRewardTransform"
     reads_answer = False
     gives_rewards = True
+    needs_end = True
 
     def __init__(self, *, place: Place, calls: float, trajectories: float) -> None:
         self.place: Place = place
@@ -104,6 +105,7 @@ class UserRewardStage(Stage):
     reads_answer = False
     needs = (UserStage,)
     gives_rewards = True
+    needs_end = True
 
     def __init__(self, *, replies: float, trajectories: float) -> None:
         self.replies, self.trajectories = replies, trajectories
@@ -131,6 +133,7 @@ class AnswerRewardStage(Stage):
 
     name = "AnswerRewardTransform"
     gives_rewards = True
+    needs_end = True
 
     def __init__(
         self, is_right: Callable[[str, str], bool], sources: Sequence[Any], *, right: float, wrong: float

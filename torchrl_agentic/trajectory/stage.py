@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +13,9 @@ from torchrl_agentic.trajectory.columns import COLUMNS, KEY
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.columns import Column
     from torchrl_agentic.trajectory.episode import OpenTurn
+
+logger = logging.getLogger(__name__)
+_logged: weakref.WeakSet[Stage] = weakref.WeakSet()  # an environment checks at each reset
 
 
 class Stage(ABC):
@@ -28,6 +33,8 @@ class Stage(ABC):
         gives_rewards: Whether it calls `OpenTurn.give`.
         reads_answer: Whether it may look up the right answer of a task, which a worker gets only then.
         hears_user: Whether the simulated user is heard here; the tools stay open until then.
+        may_end: Whether it ends trajectories; stages with `needs_end` belong behind it.
+        needs_end: Whether it acts when a trajectory has ended, in the same turn.
     """
 
     name: ClassVar[str] = "Stage"
@@ -36,6 +43,8 @@ class Stage(ABC):
     gives_rewards: ClassVar[bool] = False
     reads_answer: ClassVar[bool] = True
     hears_user: ClassVar[bool] = False
+    may_end: ClassVar[bool] = False
+    needs_end: ClassVar[bool] = False
 
     @property
     def columns(self) -> Sequence[Column]:
@@ -90,6 +99,8 @@ def act(stage: Stage, turns: Iterable[OpenTurn]) -> Coroutine[Any, Any, None] | 
 def check_order(stages: Sequence[Stage]) -> None:
     """Check that each stage has what it needs in front of it, and goes together with the others.
 
+    A stage that would miss the end of trajectories is logged, once.
+
     Args:
         stages: The stages, in the order of the transforms.
 
@@ -112,3 +123,14 @@ def check_order(stages: Sequence[Stage]) -> None:
                     f"{stage.name} has a column {column.name!r}, which is one of {KEY!r} already: rename it"
                 )
         stage.check(stages)
+        late = next((one for one in stages[place + 1 :] if one.may_end), None)
+        if stage.needs_end and late is not None and stage not in _logged:
+            _logged.add(stage)
+            logger.warning(
+                "%s acts on trajectories that have ended, and misses those that %s behind it ends; write "
+                "Compose(%s(...), %s(...))",
+                stage.name,
+                late.name,
+                late.name,
+                stage.name,
+            )

@@ -41,6 +41,7 @@ class UserStage(Stage):
     name = "UserSimulator"
     reads_answer = False
     hears_user = True
+    may_end = True
 
     def __init__(
         self, interactions: Mapping[str, Interaction], *, max_turns: int | None, role: str, column: str
