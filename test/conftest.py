@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Tests share the processors; threads of torch would wait for each other longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))

@@ -1,7 +1,6 @@
 """`examples/grpo.py`: killed and resumed, it has the same curve; it trains over both collectors."""
 
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -31,9 +30,8 @@ MEASURED = {"seconds/sample", "seconds/train", "agentic/tool_seconds"}
 def start(out: Path, *words: str) -> AbstractContextManager["subprocess.Popen[str]"]:
     """Start the script, which ends with the context."""
     command = [sys.executable, "examples/grpo.py", "examples/grpo.yaml", f"out={out}", *words]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return started(command, cwd=ROOT, env=env, text=True, **pipes)
+    return started(command, cwd=ROOT, text=True, **pipes)
 
 
 def output(process: "subprocess.Popen[str]") -> str:
@@ -137,8 +135,7 @@ def test_two_processes_share_a_model_and_resume(tmp_path: Path):
 
     def run(*more: str) -> "subprocess.CompletedProcess[str]":
         command = [*torchrun, "examples/grpo.py", "examples/grpo.yaml", *words, *more]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return run_program(command, cwd=ROOT, env=env, text=True, capture_output=True, timeout=110)
+        return run_program(command, cwd=ROOT, text=True, capture_output=True, timeout=110)
 
     found = run("steps=1")
     assert found.returncode == 0, found.stderr

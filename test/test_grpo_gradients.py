@@ -1,8 +1,6 @@
 """An optimizer step of `examples/grpo.py` is the mean over its tokens, however they are split."""
 
 import math
-import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.grpo_gradients import example, gradients, rows
+from helpers.processes import run_program
 from tensordict import lazy_stack
 from torchrl.objectives.llm import GRPOLoss
 
@@ -23,13 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def grpo():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with warnings.catch_warnings():  # TorchRL warns of classes of its own as they are defined
         warnings.filterwarnings("ignore", "Creating .*WeightUpdater", DeprecationWarning)
-        module = example()
-    yield module
-    torch.set_num_threads(before)
+        return example()
 
 
 def error(found, expected):
@@ -76,10 +71,7 @@ def test_two_processes_have_the_gradient_of_one(one_pass, tmp_path: Path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "test/helpers/grpo_gradients.py", str(tmp_path / "gradient")]
     options = ["kl=0.1", "minibatch=3", "accumulate=2"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *options], cwd=ROOT, env=env, text=True, capture_output=True, timeout=110
-    )
+    done = run_program([*command, *options], cwd=ROOT, text=True, capture_output=True, timeout=110)
     assert done.returncode == 0, done.stderr
     found, _ = torch.load(tmp_path / "gradient")
     assert error(found, one_pass[0]) < 1e-5

@@ -1,6 +1,7 @@
 """The tutorials run from top to bottom."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ TUTORIALS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.py"))
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch):
-    """Remove the registrations of a tutorial after it."""
+    """Remove the registrations of a tutorial after it, and its Ray if it did not come to the end."""
     before = dict(PARSERS)
     yield
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
     PARSERS.clear()
     PARSERS.update(before)
 

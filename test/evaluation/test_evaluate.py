@@ -5,7 +5,6 @@ import json
 import threading
 
 import pytest
-import torch
 from helpers.collector_worlds import tokenizer
 from helpers.limit import limit
 
@@ -22,10 +21,7 @@ SYSTEM = "You solve problems with a Python tool."
 
 @pytest.fixture(scope="module")
 def tiny():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_tiny()
-    torch.set_num_threads(before)
+    return load_tiny()
 
 
 def task(name, answer="yes", **more):

@@ -45,13 +45,13 @@ async def test_it_is_the_default_where_it_works():
 async def test_figures_and_displayed_objects_return_as_images():
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(wall_seconds=60))) as repl:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()\nplt.figure(); plt.plot([2])"
-        shown = await repl.execute(code, timeout=50)
+        shown = await repl.execute(code, timeout=limit(50))
         assert [(item.media_type, item.data[:8]) for item in shown.display] == [("image/png", PNG)] * 2
         assert "Warning" not in shown.text
         assert (await repl.execute("plt.get_fignums()")).value == "[]"
-        as_value = await repl.execute("figure = plt.figure(); figure", timeout=20)
+        as_value = await repl.execute("figure = plt.figure(); figure", timeout=limit(20))
         assert (len(as_value.display), as_value.value) == (1, None)
-        many = await repl.execute("for _ in range(7): plt.figure()", timeout=20)
+        many = await repl.execute("for _ in range(7): plt.figure()", timeout=limit(20))
         assert len(many.display) == 5
         assert "[2 images not shown" in many.stderr
 
@@ -100,7 +100,9 @@ async def test_numpy_is_seeded_when_a_cell_is_the_first_to_import_it():
     numbers = []
     for _ in range(2):
         async with ForkServerRepl(ForkServerSandbox(preload=())) as repl:
-            numbers.append((await repl.execute("import numpy\nfloat(numpy.random.rand())", timeout=30)).value)
+            numbers.append(
+                (await repl.execute("import numpy\nfloat(numpy.random.rand())", timeout=limit(30))).value
+            )
     assert numbers[0] == numbers[1] is not None
 
 
@@ -117,7 +119,7 @@ async def test_output_of_background_threads_is_marked():
 async def test_a_flood_stops_the_cell_and_keeps_state():
     async with ForkServerRepl() as repl:
         code = "x = 1\nimport os\nwhile True: os.write(1, b'z' * 65536)"
-        result = await repl.execute(code, timeout=30)
+        result = await repl.execute(code, timeout=limit(30))
         assert (result.status, result.state_lost) == ("limit", False)
         assert "printed more than 64 MiB" in result.message
         assert result.omitted_bytes > 60 << 20
@@ -131,7 +133,7 @@ async def test_processes_that_take_too_much_memory_together_are_ended():
             "import os, time\nfor _ in range(4):\n"
             "    if os.fork() == 0: x = bytearray(b'x') * (100 << 20); time.sleep(100)\ntime.sleep(100)"
         )
-        result = await repl.execute(code, timeout=20)
+        result = await repl.execute(code, timeout=limit(20))
         assert (result.status, result.state_lost) == ("limit", True)
         assert "200 MiB in all" in result.message
 
@@ -208,5 +210,5 @@ async def test_idle_interpreter_returns_its_memory(monkeypatch):
 async def test_ordinary_code_fits_in_the_memory_limit(code, printed):
     limits = ResourceLimits(memory_bytes=4 << 30, memory_total_bytes=2 << 30)
     async with ForkServerRepl(ForkServerSandbox(limits)) as repl:
-        result = await repl.execute("import math, multiprocessing\n" + code, timeout=90)
+        result = await repl.execute("import math, multiprocessing\n" + code, timeout=limit(90))
         assert (result.stdout.strip(), result.stderr, result.message) == (printed, "", "")

@@ -141,7 +141,7 @@ async def test_a_fresh_one_shares_nothing(repl: JupyterRepl):
 @on_shared
 async def test_figures_are_images(shared: JupyterRepl):
     pytest.importorskip("matplotlib")
-    result = await shared.execute("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", timeout=60)
+    result = await shared.execute("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", timeout=limit(60))
     assert [(shown.media_type, shown.data[:8]) for shown in result.display] == [
         ("image/png", b"\x89PNG\r\n\x1a\n")
     ]
@@ -182,7 +182,7 @@ async def test_image_without_a_size_is_shown_as_text(shared: JupyterRepl, data: 
 async def test_only_so_many_displays_are_kept(shared: JupyterRepl):
     image = f"class Image:\n    def _repr_png_(self): return {PNG} + b'0' * 900_000"
     code = f"{image}\nfor _ in range(40): display(Image())"
-    result = await shared.execute(code, timeout=30)
+    result = await shared.execute(code, timeout=limit(30))
     kinds = [shown.media_type for shown in result.display]
     assert kinds.count("image/png") == MAX_IMAGES
     assert len(kinds) <= MAX_IMAGES + MAX_TEXTS
@@ -216,16 +216,18 @@ async def test_broken_kernel_is_reported_and_the_next_cell_works(repl: JupyterRe
 @on_shared
 async def test_a_value_is_not_lost_in_a_flood_of_displays(shared: JupyterRepl):
     """The kernel drops messages that are not read in time; the value comes with its answer."""
-    result = await shared.execute("for i in range(5000): display('x' * 8000)\n42", timeout=60)
+    result = await shared.execute("for i in range(5000): display('x' * 8000)\n42", timeout=limit(60))
     assert (result.status, result.value) == ("ok", "42")
 
 
 async def test_death_of_the_interpreter_is_reported_at_once_with_its_cause(repl: JupyterRepl):
     async with asyncio.timeout(limit(5)):
-        result = await repl.execute("import os; os._exit(3)", timeout=100)
+        result = await repl.execute("import os; os._exit(3)", timeout=limit(100))
         assert (result.status, result.state_lost) == ("died", True)
         assert result.message == f"The interpreter ended (exit code 3); {LOST}"
-        result = await repl.execute("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", timeout=100)
+        result = await repl.execute(
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", timeout=limit(100)
+        )
     assert result.message == f"The interpreter ended (killed by SIGSEGV); {LOST}"
 
 
@@ -306,7 +308,7 @@ for fd in range(3, 200):
 
 async def test_endless_message_does_not_use_memory(repl: JupyterRepl):
     before = _resident()
-    result = await repl.execute(ENDLESS, timeout=20)
+    result = await repl.execute(ENDLESS, timeout=limit(20))
     assert result.stdout.startswith("found\n") or result.state_lost
     assert _resident() - before < 64 << 20
     await _works(repl)
@@ -319,7 +321,7 @@ async def test_flood_of_messages_does_not_use_memory(repl: JupyterRepl):
         "    s.send(k.iopub_socket, 'display_data', {'data': {'text/plain': 'y' * 100_000}}, parent=parent)"
     )
     before = _resident()
-    result = await repl.execute(code, timeout=20)
+    result = await repl.execute(code, timeout=limit(20))
     assert len(result.stdout) < (1 << 20) + 100
     assert _resident() - before < 64 << 20
     await _works(repl)
@@ -376,7 +378,9 @@ async def test_output_of_any_length_comes_back(shared: JupyterRepl):
     assert result.stdout == "x" * 100_000 + "\n"
     assert result.stderr == "y" * 1_000_000
     before = _resident()
-    flood = await shared.execute("import os\nfor _ in range(2000): os.write(1, b'z' * 50_000)", timeout=20)
+    flood = await shared.execute(
+        "import os\nfor _ in range(2000): os.write(1, b'z' * 50_000)", timeout=limit(20)
+    )
     assert flood.omitted_bytes > 90_000_000
     assert f"[{flood.omitted_bytes} bytes omitted]" in flood.stdout
     assert len(flood.stdout) < 2_000_000
@@ -392,17 +396,17 @@ async def test_output_of_child_processes_is_captured(shared: JupyterRepl):
 
 @on_shared
 async def test_values_and_errors_of_any_length_come_back_short(shared: JupyterRepl):
-    result = await shared.execute("'x' * 50_000_000", timeout=20)
+    result = await shared.execute("'x' * 50_000_000", timeout=limit(20))
     assert result.value is not None
     assert len(result.value) < 10_000
-    result = await shared.execute("raise ValueError('x' * 50_000_000)", timeout=20)
+    result = await shared.execute("raise ValueError('x' * 50_000_000)", timeout=limit(20))
     assert len(result.error.evalue) < 10_000
     assert len(result.error.traceback) < 20_000
 
 
 @on_shared
 async def test_code_of_ten_megabytes_runs_and_more_is_refused(shared: JupyterRepl):
-    assert (await shared.execute(f"len('{'x' * 10_000_000}')", timeout=30)).value == "10000000"
+    assert (await shared.execute(f"len('{'x' * 10_000_000}')", timeout=limit(30))).value == "10000000"
     assert (await shared.execute(" " * (17 << 20))).status == "error"
     await _works(shared)
 

@@ -145,7 +145,7 @@ async def test_leftover_process_over_the_memory_limit_is_killed():
         await repl.sandbox.write_file("now", b"")
         if repl.sandbox.limits_enforced["memory_total"]:
             await check_gone(mark)
-            assert (await repl.execute("child.wait(20)", timeout=30)).value == "-9"
+            assert (await repl.execute("child.wait(20)", timeout=limit(30))).value == "-9"
         else:
             await gone(pid)
             assert (await repl.execute("1")).state_lost

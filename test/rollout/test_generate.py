@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import torch
 from torchrl.envs import Compose
 
 from torchrl_agentic import EndTrajectory, PythonTool, ToolCompose
@@ -18,10 +17,7 @@ SYSTEM = "You solve problems with a Python tool."
 
 @pytest.fixture(scope="module")
 def tiny():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_tiny()
-    torch.set_num_threads(before)
+    return load_tiny()
 
 
 class Counting(Engine):

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,14 +26,6 @@ PROMPTS: list[list[int]] = [
     for question in tiny_questions(4)
 ]
 CONTEXT = MODEL.config.max_position_embeddings
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class TestAgentPolicy(EngineContract):

@@ -105,16 +105,6 @@ def test_records_have_the_tokens_of_their_trajectories(run):
     assert {row.name: row.token_row for row in to_sft(plain, TOKENIZER, tools=TOOLS)} == by_name
 
 
-@pytest.fixture
-def one_thread():
-    """Let torch compute on one thread: those of a small model on a busy machine wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:size_average and reduce")
 def test_the_batch_is_the_rows_and_a_loss_falls_over_it(run):
     trajectories, _ = run
@@ -140,7 +130,6 @@ def test_the_batch_is_the_rows_and_a_loss_falls_over_it(run):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore")  # of TRL and what it imports
 def test_trl_trains_on_the_tokens_and_masks_and_on_the_messages(run, tmp_path):
     from trl import SFTConfig, SFTTrainer

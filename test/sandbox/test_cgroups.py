@@ -89,7 +89,7 @@ for _ in range(50):
 async def test_shared_memory_over_the_limit_ends_the_cell_and_restarts_the_interpreter():
     async with ForkServerRepl(ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20))) as repl:
         await repl.execute("x = 1")
-        result = await repl.execute(HIDDEN, timeout=30)
+        result = await repl.execute(HIDDEN, timeout=limit(30))
         assert (result.status, result.state_lost) == ("limit", True)
         assert "128 MiB in all" in result.message
         assert (await repl.execute("'x' in globals()")).value == "False"
@@ -105,9 +105,9 @@ async def test_clones_have_groups_of_their_own():
         clones = await repl.fork(3)
         try:
             for one in (repl, *clones):
-                result = await one.execute(take + "\nx", timeout=30)
+                result = await one.execute(take + "\nx", timeout=limit(30))
                 assert (result.status, result.value) == ("ok", "1")
-            assert (await clones[0].execute(HIDDEN, timeout=30)).status == "limit"
+            assert (await clones[0].execute(HIDDEN, timeout=limit(30))).status == "limit"
             assert (await clones[1].execute("len(taken)")).value == str(80 << 20)
         finally:
             for clone in clones:
@@ -123,10 +123,10 @@ async def test_memory_inherited_by_a_clone_counts_only_for_it():
         async with clone:
             for _ in range(6):  # one of these would get the group that the original has left
                 async with ForkServerRepl(ForkServerSandbox(limits)) as other:
-                    result = await other.execute("taken = bytearray(b'x') * (80 << 20)", timeout=30)
+                    result = await other.execute("taken = bytearray(b'x') * (80 << 20)", timeout=limit(30))
                     assert result.status == "ok"
             code = "import time\nmore = bytearray(b'x') * (90 << 20)\ntime.sleep(5)"
-            assert (await clone.execute(code, timeout=30)).status == "limit"
+            assert (await clone.execute(code, timeout=limit(30))).status == "limit"
 
 
 @grouped
@@ -148,7 +148,7 @@ async def test_cell_over_the_limit_does_not_end_a_small_command():
     sandbox = ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30))
     async with ForkServerRepl(sandbox) as repl:
         process = await sandbox.spawn(["cat"])
-        assert (await repl.execute("x = bytearray(b'x') * (300 << 20)", timeout=30)).status == "limit"
+        assert (await repl.execute("x = bytearray(b'x') * (300 << 20)", timeout=limit(30))).status == "limit"
         await process.send(b"here\n")
         assert await process.receive() == b"here\n"
         await process.kill()

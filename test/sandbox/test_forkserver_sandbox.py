@@ -121,7 +121,9 @@ async def test_writing_the_identity_of_a_new_command_gains_nothing() -> None:
     """Code may write it as the same user; the command then starts again, with all others stopped."""
     async with ForkServerRepl(of_its_own()) as repl:
         await repl.execute(RACE)
-        task = asyncio.create_task(repl.execute("race('uid_map', os.O_WRONLY, b'0 1000 1', 5)", timeout=20))
+        task = asyncio.create_task(
+            repl.execute("race('uid_map', os.O_WRONLY, b'0 1000 1', 5)", timeout=limit(20))
+        )
         while not task.done():
             await up(repl.sandbox)
         assert (await task).status == "ok"
@@ -132,7 +134,7 @@ async def test_a_new_command_cannot_be_looked_into(name: str) -> None:
     """Its user would allow it for a moment; Landlock denies it."""
     async with ForkServerRepl(of_its_own()) as repl:
         await repl.execute(RACE)
-        task = asyncio.create_task(repl.execute(f"race({name!r}, os.O_RDONLY, b'', 0.7)", timeout=20))
+        task = asyncio.create_task(repl.execute(f"race({name!r}, os.O_RDONLY, b'', 0.7)", timeout=limit(20)))
         while not task.done():
             await up(repl.sandbox)
         assert (await task).value == "[]"

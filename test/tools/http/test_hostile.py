@@ -166,7 +166,7 @@ FAULTS: dict[str, tuple[Act, str]] = {
 @pytest.mark.parametrize("which", FAULTS)
 async def test_a_server_that_does_it_wrong_is_an_error_with_its_own_sentence(server: WebServer, which: str):
     server.acts["/"], says = FAULTS[which]
-    result = await ask(tool_for(server, timeout=4), server.url())
+    result = await ask(tool_for(server, timeout=limit(4)), server.url())
     assert result.status is Status.ERROR, result.text
     assert says in result.text
 
