@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import signal
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Tests share the processors; threads of torch would wait for each other longer than they compute.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests share the processors, so that threads of torch would wait for each other. Tests with vLLM run alone.
+if importlib.util.find_spec("vllm") is None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
