@@ -32,6 +32,7 @@ from torchrl_agentic.interactions import Interaction, Reply
 from torchrl_agentic.rollout import batch_metrics
 from torchrl_agentic.testing import InProcessWorkers, ScriptedPolicy
 from torchrl_agentic.trajectory.calls import CallsStage
+from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import history as border
 
 ROW = {"query": "Work.", "answer": "42"}
@@ -409,6 +410,16 @@ class TestStagesOfOnesOwn:
             in_environment(make, [ROW], [[DONE]])
         failed, kept = in_collector(make, [ROW, ROW], [[DONE], [Answer("no")]])
         assert (failed.failure, kept.failure) == ("crash", "")
+
+
+def test_an_answer_in_the_last_turn_that_a_collector_allows_is_an_answer():
+    def make(hook):
+        del hook
+        ending = EndTrajectory(when_no_calls=True)
+        return Compose(ToolCompose([work]), ending, TurnTokenizer(TOKENIZER, tools=[work]))
+
+    batch = in_collector_batch(make, [WORK, DONE], max_turns=2)
+    assert REASONS[int(batch[-1]["agentic", "ended_by"])] == "no_calls"
 
 
 BEFORE_THE_END = [

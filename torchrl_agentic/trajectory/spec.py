@@ -92,7 +92,7 @@ class TrajectorySpec:
         stages[stages.index(compose.stage)] = calls = _calls(compose, encoder)
         ends = [stage for stage in stages if isinstance(stage, BoundsStage)]
         bound = BoundsStage(max_turns=max_turns, when_no_calls=not ends and simulator is None)
-        stages.insert(stages.index(calls) + 1, bound)
+        stages.insert(stages.index(ends[-1] if ends else calls) + 1, bound)  # the first reason counts
         if encoder is not None:
             encoding = EncodingStage(encoder) if writer is None else copy.copy(writer.stage)
             encoding.encoder = encoder
