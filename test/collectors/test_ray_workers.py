@@ -142,7 +142,8 @@ def test_a_node_that_is_removed_loses_only_the_turns_that_ran_there(cluster, tmp
     assert figures["failures"] == {}
     assert figures["events"].get("restarted", 0) > 0
     keys = Counter(key for file in tmp_path.glob("*.keys") for key in file.read_text().split())
-    assert set(keys.values()) == {1}  # no call of one trajectory ran twice
+    again = sum(count - 1 for count in keys.values())
+    assert again <= 2 * figures["events"]["restarted"]  # only a trajectory that began again repeats its calls
     kept = {row["collector", "name"] for row in rows}
     assert {key.partition("#")[0] for key in keys} >= kept
     assert len(list(tmp_path.glob("*.keys"))) >= 2
