@@ -138,9 +138,42 @@ class CallsStage(Stage):
             calls: The calls.
             results: One result per call.
         """
-        return render_results(
-            self.parser, calls, results, trajectory=episode.name, tool_role=self.tool_role, media=self.media
-        )
+        rendered: Sequence[Mapping[str, JSON]] | None = None
+        if self.media:
+            from torchrl_agentic.tokens.media import filled, slotted  # it opens images
+
+            texts, slots = slotted(results)
+            if slots:
+                rendered = filled(self._messages(episode, calls, texts), slots)
+                if rendered is not None:
+                    rendered = [_with_escaped_parts(message, self.parser) for message in rendered]
+        if rendered is None:
+            rendered = self._messages(episode, calls, results)
+        if self.tool_role == "tool":
+            return rendered
+        role = self.tool_role
+        return [{**message, "role": role} if message["role"] == "tool" else message for message in rendered]
+
+    def _messages(
+        self, episode: Episode, calls: Sequence[ParsedCall], results: Sequence[ToolResult]
+    ) -> Sequence[Mapping[str, JSON]]:
+        """Render results by the parser; if it raises, as plain messages of the role "tool"."""
+        try:
+            rendered = self.parser.render(calls, results)
+            if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
+                raise TypeError("a message has a role and a content")
+        except Exception:
+            logger.exception("parser %r cannot render (trajectory %s)", self.parser, episode.name)
+            escape = self.parser.control_escaper.escape
+            named = [escaped_call(call, escape) for call in calls]
+            rendered = with_tool_names(
+                [
+                    {"role": "tool", "content": escape(result.text), "tool_call_id": call.call_id}
+                    for call, result in zip(named, results, strict=True)
+                ],
+                named,
+            )
+        return rendered
 
     async def open(self, episodes: Sequence[Episode]) -> list[Sequence[Mapping[str, JSON]]]:
         """Open what opens at the beginning of trajectories, concurrently.
@@ -212,41 +245,6 @@ def without_eos(text: str, eos_strings: Sequence[str]) -> str:
         text = trimmed.removesuffix(ending)
 
 
-def render_results(
-    parser: ToolCallParser,
-    calls: Sequence[ParsedCall],
-    results: Sequence[ToolResult],
-    *,
-    trajectory: str,
-    tool_role: str = "tool",
-    media: bool = False,
-) -> Sequence[Mapping[str, JSON]]:
-    """Return the messages that carry the results of a turn.
-
-    Args:
-        parser: The parser.
-        calls: Calls of the turn, with ids that are unique in the trajectory.
-        results: One result per call.
-        trajectory: Name of the trajectory, for log lines.
-        tool_role: Role of messages that the parser gives the role "tool".
-        media: Whether images and videos become parts of the content although the parser writes text.
-    """
-    rendered: Sequence[Mapping[str, JSON]] | None = None
-    if media:
-        from torchrl_agentic.tokens.media import filled, slotted  # it opens images
-
-        texts, slots = slotted(results)
-        if slots:
-            rendered = filled(_messages(parser, calls, texts, trajectory), slots)
-            if rendered is not None:
-                rendered = [_with_escaped_parts(message, parser) for message in rendered]
-    if rendered is None:
-        rendered = _messages(parser, calls, results, trajectory)
-    if tool_role == "tool":
-        return rendered
-    return [{**message, "role": tool_role} if message["role"] == "tool" else message for message in rendered]
-
-
 def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> Mapping[str, JSON]:
     """Escape control tokens that would appear if a template drops the images between two texts."""
     content = message["content"]
@@ -256,25 +254,3 @@ def _with_escaped_parts(message: Mapping[str, JSON], parser: ToolCallParser) -> 
     from torchrl_agentic.tokens.encoding import escaped_parts  # only media needs it
 
     return {**message, "content": escaped_parts(parts, parser.control_escaper)}
-
-
-def _messages(
-    parser: ToolCallParser, calls: Sequence[ParsedCall], results: Sequence[ToolResult], trajectory: str
-) -> Sequence[Mapping[str, JSON]]:
-    """Render results by the parser; if it raises, as plain messages of the role "tool"."""
-    try:
-        rendered = parser.render(calls, results)
-        if any(not isinstance(message["role"], str) or "content" not in message for message in rendered):
-            raise TypeError("a message has a role and a content")
-    except Exception:
-        logger.exception("parser %r cannot render (trajectory %s)", parser, trajectory)
-        escape = parser.control_escaper.escape
-        named = [escaped_call(call, escape) for call in calls]
-        rendered = with_tool_names(
-            [
-                {"role": "tool", "content": escape(result.text), "tool_call_id": call.call_id}
-                for call, result in zip(named, results, strict=True)
-            ],
-            named,
-        )
-    return rendered

@@ -71,11 +71,6 @@ class OpenTurn:
         earlier: Messages in front of it.
 
     Attributes:
-        episode: The trajectory.
-        number: Number of the turn, counted from 0.
-        message: Message of the model.
-        answer: The same message, with the fields that the conversation keeps.
-        earlier: Messages in front of it.
         injected: Messages behind it.
         is_over: Whether the trajectory has ended, by a stage or by another transform.
         is_cut: Whether the message was cut off by a bound, so that its calls do not run.

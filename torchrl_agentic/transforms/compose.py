@@ -194,8 +194,7 @@ class ToolCompose(KnowsResetRows, ToolList):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
-        if self._toolsets:
-            self._refresh_toolsets()
+        self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
         run_stage(self.stage, turns)
         append_messages(rows, turns, self.stage)
@@ -241,8 +240,7 @@ class ToolCompose(KnowsResetRows, ToolList):
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         from torchrl_agentic.transforms.dataset_rows import begin_rows
 
-        if self._toolsets:
-            self._refresh_toolsets()
+        self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)
