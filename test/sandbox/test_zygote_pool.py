@@ -62,11 +62,20 @@ async def test_a_killed_zygote_is_replaced_at_once() -> None:
             await up(second)
 
 
+def _has_started(connection: socket.socket) -> bool:
+    """Return whether the supervisor behind a connection has answered, so that it starts no more processes."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True
+
+
 async def _settled(pool: ZygotePool) -> int:
-    """Return the number of trajectories in use by the books of an idle pool."""
+    """Return the number of trajectories in use by the books of an idle pool, whose spares have started."""
     for _ in range(1000):
         await asyncio.sleep(0.02)
-        if len(pool._spares) >= 4:
+        if len(pool._spares) >= 4 and all(_has_started(spare.connection) for spare in list(pool._spares)):
             break
     await asyncio.sleep(0.05)
     return sum(zygote.live for zygote in pool._zygotes) - len(pool._spares)
