@@ -1,4 +1,4 @@
-"""Configuration of all tests: signals, examples per property, slow tests, and their order."""
+"""Configuration of all tests: signals, examples per property, slow tests, and the order of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from hypothesis import settings
 # Tests share the processors, so that threads of torch would wait for each other. Tests with vLLM run alone.
 if importlib.util.find_spec("vllm") is None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In its first cluster, Ray gives a process a token, and sets this variable, which `own_environ` would remove.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
@@ -116,7 +118,19 @@ SLOW = (
     "rollout/test_lock_step.py",
     "engines/test_engine_pool.py",
 )
-"""Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model. Longest first."""
+"""Files and folders whose tests are `slow`: they start sandboxes, servers, Ray or a model."""
+
+LONGEST = (
+    "sandbox/test_contract.py",
+    "test_grpo_example.py",
+    "sandbox/test_conformance.py",
+    "parsers/test_contract.py",
+    "collectors/test_random_schedules.py",
+    "repl/test_contract.py",
+    "repl/test_jupyter_repl.py",
+    "transforms/test_control_tokens.py",
+)
+"""Files that take more than a minute. They run first, so that all processes end at about the same time."""
 
 MACHINE = (
     "limits/test_ray_actor.py",
@@ -163,7 +177,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip the import of slow files with `--quick`."""
-    return True if config.getoption("--quick") and _place(collection_path) < len(SLOW) else None
+    return True if config.getoption("--quick") and _is_slow(collection_path) else None
 
 
 def _needs_machine(nodeid: str) -> bool:
@@ -171,11 +185,16 @@ def _needs_machine(nodeid: str) -> bool:
     return nodeid.removeprefix("test/").startswith(MACHINE)
 
 
-def _place(path: Path) -> int:
-    """Return the index of a file's entry in `SLOW`, or the length of `SLOW` for quick files."""
+def _place(path: Path, entries: Sequence[str]) -> int:
+    """Return the index of a file's entry, or the number of entries if it has none."""
     name = path.relative_to(HERE).as_posix() if path.is_relative_to(HERE) else path.name
-    places = (index for index, slow in enumerate(SLOW) if name == slow or name.startswith(f"{slow}/"))
-    return next(places, len(SLOW))
+    places = (index for index, one in enumerate(entries) if name == one or name.startswith(f"{one}/"))
+    return next(places, len(entries))
+
+
+def _is_slow(path: Path) -> bool:
+    """Check that a file is one of `SLOW`."""
+    return _place(path, SLOW) < len(SLOW)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -224,21 +243,30 @@ def own_ray() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark slow tests and name formats; under xdist, run the longest files first, to end together."""
+    """Mark slow tests, name formats, and order the files under xdist, or as `--order-seed` says.
+
+    The order is random, the same in each run, so that files which compute run beside files which wait.
+    """
     for item in items:
         if (name := getattr(getattr(getattr(item, "cls", None), "parser", None), "name", None)) is not None:
             item.extra_keyword_matches.add(str(name))  # `-k qwen3_coder` finds `TestQwen3Coder`
-        if _place(item.path) < len(SLOW):
+        if _is_slow(item.path):
             item.add_marker("slow")
     if config.getoption("--quick"):
         left_out = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    if (seed := config.getoption("--order-seed")) is not None:
-        places = {path: random.Random(f"{seed} {path}").random() for path in {item.path for item in items}}
+    seed = config.getoption("--order-seed")
+    if seed is None and not hasattr(config, "workerinput"):
+        return
+    files = {item.path: item.nodeid.partition("::")[0] for item in items}
+    places = {path: random.Random(f"{seed} {name}").random() for path, name in files.items()}
+    if seed is None:
+        items.sort(
+            key=lambda item: (not _needs_machine(item.nodeid), _place(item.path, LONGEST), places[item.path])
+        )
+    else:
         items.sort(key=lambda item: places[item.path])
-    elif hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (not _needs_machine(item.nodeid), _place(item.path)))
 
 
 def pytest_collection_finish() -> None:
