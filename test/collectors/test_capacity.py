@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.capacity import GROWTH, HEADROOM, MAX_FACTOR, Capacity, Slot
+from torchrl_agentic.collectors.admission import GROWTH, HEADROOM, MAX_FACTOR, Capacity, Slot
 
 CONCURRENT = 256
 

@@ -16,7 +16,7 @@ from torchrl.envs import Compose
 
 from torchrl_agentic import EndTrajectory, ToolCompose, tool
 from torchrl_agentic.collectors import AgentCollector
-from torchrl_agentic.collectors.capacity import Capacity
+from torchrl_agentic.collectors.admission import Capacity
 from torchrl_agentic.collectors.request_permits import INTERVAL_S, RequestPermits
 from torchrl_agentic.engines import EnginePressure
 from torchrl_agentic.engines.scripted_engine import ScriptedEngine

@@ -8,7 +8,7 @@ import time
 import pytest
 from helpers.limit import limit
 
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.testing import SkipClockLoop, run_skipping
 
 DAY_S = 86_400.0

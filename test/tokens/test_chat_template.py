@@ -112,3 +112,53 @@ def test_results_in_user_messages_can_be_continued_too():
     assert end + "".join(piece.text for piece in pieces) == (
         "<end_of_turn>\n<start_of_turn>user\nR<end_of_turn>\n<start_of_turn>model\n"
     )
+
+
+WRITES_IDS = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}"
+    "{%- if m.tool_call_id is defined %} {{ m.tool_call_id }}{% endif %}\n{{ m.content }}<|im_end|>\n"
+    "{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WANTS_SHORT_IDS = WRITES_IDS.replace(" {{ m.tool_call_id }}", "").replace(
+    "{%- if m.tool_call_id is defined %}",
+    "{%- if m.tool_call_id is defined and m.tool_call_id | length > 3 %}{{ raise_exception('long') }}",
+)
+
+
+def text_behind(template, call_id):
+    end, pieces = template.delta([answer("a", call_id)], [result("r", call_id)], [0])
+    return end + "".join(piece.text for piece in pieces)
+
+
+def test_a_template_that_writes_ids_gets_those_of_each_result():
+    template = made(WRITES_IDS)
+    for call_id in ("vjq000000", "call00001", "call00002", "vjq000000", "call00001"):
+        assert f"tool {call_id}r<|im_end|>" in text_behind(template, call_id)
+
+
+def test_ids_that_a_template_does_not_write_cost_no_rendering(monkeypatch):
+    template = made(WRITES_IDS.replace(" {{ m.tool_call_id }}", ""))
+    first = text_behind(template, "call00001")
+    monkeypatch.setattr(template, "render", None)
+    assert {text_behind(template, call_id) for call_id in ("call00002", "another", "call00001")} == {first}
+
+
+def test_two_results_of_one_call_are_not_those_of_two_calls():
+    """A template may write the second result of a call elsewhere than the result of a second call."""
+    source = WRITES_IDS.replace(
+        " {{ m.tool_call_id }}",
+        "{%- if not loop.first and m.tool_call_id == messages[loop.index0 - 1].tool_call_id %} again{% endif %}",
+    )
+    template = made(source)
+    for ids, wanted in ((("1", "2"), 0), (("3", "4"), 0), (("5", "5"), 1), (("6", "6"), 1)):
+        new = [result("r", ids[0]), result("s", ids[1])]
+        _, pieces = template.delta([answer("a", *ids)], new, [0, 1])
+        assert "".join(piece.text for piece in pieces).count("again") == wanted
+
+
+def test_a_template_that_rejects_some_ids_still_gets_the_others():
+    template = made(WANTS_SHORT_IDS, probe=False)
+    for call_id in ("1", "2"):
+        assert "r<|im_end|>" in text_behind(template, call_id)
+    with pytest.raises(ValueError, match="long"):
+        text_behind(template, "call00001")

@@ -440,7 +440,7 @@ def test_rewards_in_front_of_what_ends_trajectories_are_logged_with_the_order_th
 
     for run in (in_environment, in_collector):
         run(make, [ROW] * 2, [[DONE]] * 2)
-    ours = [record.message for record in caplog.records if record.name.endswith("trajectory.stage")]
+    ours = [record.message for record in caplog.records if record.name.endswith("trajectory.episode")]
     assert len(ours) == 2
     for message in ours:
         assert f"Compose({second.__name__}(...), {first.__name__}(...))" in message

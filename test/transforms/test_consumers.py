@@ -25,7 +25,7 @@ from torchrl.data.llm import History
 
 from torchrl_agentic import AgentHistory
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.conversation import Conversation
+from torchrl_agentic.transforms.history import Conversation
 from torchrl_agentic.transforms.token_rows import TokenRows, read_rows
 
 LONG, SHORT = ["q0", CALL, "ok", CALL, "ok"], ["q1", "hm", "hm"]

@@ -37,10 +37,9 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import Admission, Capacity
 from torchrl_agentic.collectors.batching import collector_batch
 from torchrl_agentic.collectors.branching import Branching, check_branches
-from torchrl_agentic.collectors.capacity import Capacity
 from torchrl_agentic.collectors.collector_state import CollectorState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.failures import FailedTask, FailurePolicy, OnFailure
@@ -58,7 +57,7 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.timeline import TimelineWriter
 from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.look_alike_engine import ensure_engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, warn_of_bias

@@ -32,14 +32,13 @@ from torchrl_agentic.collectors.worker_messages import (
 )
 from torchrl_agentic.collectors.workers import WorkerLost
 from torchrl_agentic.engines.base import ContextExceeded, OnIds
-from torchrl_agentic.messages import Turn
+from torchrl_agentic.messages import StoredMessage, Turn
 from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.trajectory.recording import EpisodeRecording
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.training_rows import Contexts
 from torchrl_agentic.trajectory.trajectory import Trajectory

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import cast
 
-from torchrl_agentic.collectors.capacity import Capacity
+from torchrl_agentic.collectors.admission import Capacity
 from torchrl_agentic.collectors.kv_budget import KVBudget
 from torchrl_agentic.engines.base import Engine, EnginePressure
 

@@ -15,9 +15,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import Admission, Capacity, Slot
 from torchrl_agentic.collectors.branching import Branch, Branching, Forking
-from torchrl_agentic.collectors.capacity import Capacity, Slot
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
 from torchrl_agentic.collectors.failure_log import FailureLog
@@ -29,7 +28,7 @@ from torchrl_agentic.collectors.task_stream import TaskStream
 from torchrl_agentic.collectors.trajectory_run import TrajectoryRun
 from torchrl_agentic.collectors.workers import Run, Runs, WorkerLost, WorkerRun, WorkersFailed
 from torchrl_agentic.dispatch import Session
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.dispatch.user_code import describe, root_error
 from torchrl_agentic.engines.base import EngineUnusable
 from torchrl_agentic.records import Origin

@@ -18,7 +18,7 @@ from torchrl_agentic.trajectory.span import Cause, Span
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from torchrl_agentic.collectors.capacity import Capacity
+    from torchrl_agentic.collectors.admission import Capacity
     from torchrl_agentic.collectors.request_permits import RequestPermits
 
 Event: TypeAlias = Literal["aborted", "resumed", "replaced", "dropped", "early", "restarted"]
@@ -573,7 +573,8 @@ class CollectorStats:
 
 def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
-    name = truncate(name, 200)
+    if len(name) > 200:
+        name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
 
 

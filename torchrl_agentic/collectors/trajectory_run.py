@@ -16,14 +16,14 @@ from torchrl_agentic.collectors.scored_record import Reward, finish_record, scor
 from torchrl_agentic.dispatch import Session
 from torchrl_agentic.dispatch.opening import read_row
 from torchrl_agentic.errors import InvalidTask, RewardError, ToolFailed, UserFailed
-from torchrl_agentic.messages import Turn
+from torchrl_agentic.messages import StoredMessage, Turn
 from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tensors import has_rows, reset_tools, state_of
 from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.trajectory.calls import without_eos
 from torchrl_agentic.trajectory.columns import fold_turn
-from torchrl_agentic.trajectory.episode import Episode, take_final_rewards
+from torchrl_agentic.trajectory.episode import Episode, act, take_final_rewards
 from torchrl_agentic.trajectory.fork import Fork, ForkState
 from torchrl_agentic.trajectory.prompting import MessagePrompting, Prompting, TokenPrompting
 from torchrl_agentic.trajectory.recording import EpisodeRecording
@@ -31,8 +31,6 @@ from torchrl_agentic.trajectory.reward_stages import NoAnswer
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
-from torchrl_agentic.trajectory.stage import act
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
 from torchrl_agentic.trajectory.user_side import UserSide, chosen

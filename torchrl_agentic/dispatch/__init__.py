@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
-    from torchrl_agentic.dispatch.dispatcher import Dispatcher
+    from torchrl_agentic.dispatch.dispatcher import Dispatcher, SessionRows
     from torchrl_agentic.dispatch.execution_pool import ExecutionPool, PoolMode, init_execution_pool
-    from torchrl_agentic.dispatch.rows import SessionRows
     from torchrl_agentic.dispatch.session import Session, ToolSelection
 
 __all__ = [
@@ -29,13 +28,12 @@ __all__ = [
 __getattr__ = load_lazily(
     __name__,
     {
-        "dispatcher": ("Dispatcher",),
+        "dispatcher": ("Dispatcher", "SessionRows"),
         "execution_pool": (
             "ExecutionPool",
             "PoolMode",
             "init_execution_pool",
         ),
-        "rows": ("SessionRows",),
         "session": (
             "Session",
             "ToolSelection",

@@ -16,8 +16,7 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import cloudpickle
 
-from torchrl_agentic.dispatch.event_loop import submit
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads, submit
 from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import ClusterRateLimiter, Limiter, RateLimiter
 from torchrl_agentic.limits.ray_actor import is_initialised

@@ -18,7 +18,7 @@ from torchrl_agentic.collectors.failures import FailedTask
 from torchrl_agentic.collectors.requests import is_cancelling
 from torchrl_agentic.collectors.rollout_loop import CollectorError
 from torchrl_agentic.dispatch import event_loop
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine, EngineUnusable
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError

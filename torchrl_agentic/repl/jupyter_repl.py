@@ -15,9 +15,8 @@ from importlib.resources import files
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus
+from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus, SerialRepl, StartFailed
 from torchrl_agentic.repl.kernel_link import CellOutput, KernelLink, text_of
-from torchrl_agentic.repl.serial import SerialRepl, StartFailed
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.bootstrap import GRACE_S
 from torchrl_agentic.sandbox.cancellation import run_to_completion

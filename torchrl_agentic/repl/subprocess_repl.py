@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.repl.base import ReplResult
-from torchrl_agentic.repl.serial import StartFailed
+from torchrl_agentic.repl.base import ReplResult, StartFailed
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.bootstrap import BOOT, start_message, supervisor_settings

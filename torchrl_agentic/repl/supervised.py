@@ -9,8 +9,7 @@ from typing import Any
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.messages import image_type
-from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus
-from torchrl_agentic.repl.serial import SerialRepl
+from torchrl_agentic.repl.base import KEPT, LOST, ReplDisplay, ReplError, ReplResult, ReplStatus, SerialRepl
 from torchrl_agentic.sandbox.bootstrap import FLOOD_BYTES, GRACE_S
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import cast
 
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.trajectory.score import Score, Scorer, score_with
 from torchrl_agentic.trajectory.trajectory import Trajectory
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from torchrl.envs.transforms import Transform
 
+from torchrl_agentic.messages import StoredMessage
 from torchrl_agentic.tensors import leaves
 from torchrl_agentic.tokens.writer import ChatEncoder
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.row_data import RowData
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import ToolCompose, TurnTokenizer
 

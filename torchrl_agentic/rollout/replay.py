@@ -14,14 +14,13 @@ from torchrl.envs import Compose
 from torchrl_agentic.engines.recorded_engine import RecordedEngine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import JSON, Message, Status, Turn
+from torchrl_agentic.messages import JSON, Message, Status, StoredMessage, Turn
 from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_hook
 from torchrl_agentic.records.json_dump import REDACTED
 from torchrl_agentic.rollout.generate import in_order
 from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.media import as_text
 from torchrl_agentic.tools.base import Toolset
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose
 

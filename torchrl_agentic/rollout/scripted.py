@@ -11,8 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_agentic.messages import Message
-from torchrl_agentic.trajectory.stored_message import StoredMessage
+from torchrl_agentic.messages import Message, StoredMessage
 from torchrl_agentic.transforms import AgentHistory
 from torchrl_agentic.transforms import history as border
 

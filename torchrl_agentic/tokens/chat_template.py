@@ -103,7 +103,7 @@ class ChatTemplate:
         self._tools = [self._control.json(dict(spec)) for spec in tools] or None
         self._tool_role = tool_role
         self.ends, self.special = tuple(ends), tuple(special)
-        self._skeletons: dict[str, Skeleton] = {}
+        self._skeletons: dict[str, Skeleton | None] = {}
         self._narrowed: dict[frozenset[str], ChatTemplate] = {}
         self._form: Callable[[str], str] | None = _FORMS[0]
         self._part_form: Callable[[str], str] | None = None
@@ -263,14 +263,31 @@ class ChatTemplate:
         empty, count = _with_slots(new)
         if self.method == "prefix":
             return self._parted(self._context(before, new), empty, count)
+        # Most templates do not write the ids of calls; those that do write other text for other ids.
+        plain = _with_plain_ids(empty)
+        shared = "any ids: " + json.dumps(plain, sort_keys=True, default=repr)
+        if (found := self._skeletons.get(shared)) is not None:
+            return found
         key = json.dumps(empty, sort_keys=True, default=repr)
-        found = self._skeletons.get(key)
-        if found is None:
-            found = self._parted(self._context(before, new), empty, count)
-            if len(self._skeletons) >= _MAX_SKELETONS:
-                self._skeletons.clear()
-            self._skeletons[key] = found
+        if (found := self._skeletons.get(key)) is not None:
+            return found
+        found = self._parted(self._base(empty), empty, count)
+        have_others = all(one is other or one != other for one, other in zip(empty, plain, strict=True))
+        if have_others and shared not in self._skeletons:
+            self._keep(shared, found if found == self._parted_plain(plain, count) else None)
+        self._keep(key, found)
         return found
+
+    def _keep(self, key: str, skeleton: Skeleton | None) -> None:
+        if len(self._skeletons) >= _MAX_SKELETONS:
+            self._skeletons.clear()
+        self._skeletons[key] = skeleton
+
+    def _parted_plain(self, plain: Chat, count: int) -> Skeleton | None:
+        try:
+            return self._parted(self._base(plain), plain, count)
+        except Exception:  # a template that wants other ids; they raise any type
+            return None
 
     def _parted(self, context: Chat, empty: Chat, count: int) -> Skeleton:
         """Render slots behind a context that ends in a stub, and part what the template writes there."""
@@ -573,6 +590,17 @@ def _with_slots(new: Chat, but: int | None = None) -> tuple[list[dict[str, Any]]
         made.append(_with_texts(message, slots))
         count += len(texts)
     return made, count
+
+
+def _with_plain_ids(new: Chat) -> list[Mapping[str, Any]]:
+    """Return messages with other ids of calls; two messages have the same one if they had before."""
+    ids: dict[Any, str] = {}
+    return [
+        {**message, "tool_call_id": ids.setdefault(message["tool_call_id"], f"vjq{len(ids):06d}")}
+        if isinstance(message.get("tool_call_id"), str)
+        else message
+        for message in new
+    ]
 
 
 def _with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.columns import Column
-    from torchrl_agentic.trajectory.episode import Episode, OpenTurn
-    from torchrl_agentic.trajectory.stage import Stage
+    from torchrl_agentic.trajectory.episode import Episode, OpenTurn, Stage
 
 __all__ = ["Column", "Episode", "OpenTurn", "Stage"]
 
 __getattr__ = load_lazily(
     __name__,
-    {"columns": ("Column",), "episode": ("Episode", "OpenTurn"), "stage": ("Stage",)},
+    {"columns": ("Column",), "episode": ("Episode", "OpenTurn", "Stage")},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.episode import Stage
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import OpenTurn

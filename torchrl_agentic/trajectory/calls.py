@@ -11,7 +11,7 @@ from torchrl_agentic.dispatch.opening import open_tools
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.base import ToolCallParser, escaped_call, parse_message, with_tool_names
 from torchrl_agentic.trajectory.columns import CALLS, REPORTED_CALLS, Column
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.episode import Stage
 from torchrl_agentic.trajectory.watch import SILENT
 
 if TYPE_CHECKING:

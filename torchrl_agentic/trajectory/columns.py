@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchrl_agentic.messages import JSON, Status
-from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.trajectory.reasons import number_of
 
 if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.episode import Episode
+    from torchrl_agentic.trajectory.episode import Episode, OpenTurn
 
 KEY = "agentic"
 Fold = Literal["any", "sum", "last", "join"]

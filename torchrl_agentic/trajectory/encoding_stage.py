@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchrl_agentic.messages import StoredMessage
 from torchrl_agentic.tokens.writer import ChatEncoder
 from torchrl_agentic.trajectory.columns import KEY, TOKENS, Column
-from torchrl_agentic.trajectory.stage import Stage
-from torchrl_agentic.trajectory.stored_message import StoredMessage
+from torchrl_agentic.trajectory.episode import Stage
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import OpenTurn

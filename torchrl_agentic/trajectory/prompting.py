@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torchrl_agentic.errors import ContextExceeded, InvalidTask
-from torchrl_agentic.messages import Message
+from torchrl_agentic.messages import Message, StoredMessage
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.trajectory.episode import OpenTurn
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.trajectory.training_rows import Contexts
 
 T = TypeVar("T")

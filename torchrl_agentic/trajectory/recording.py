@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
+from torchrl_agentic.trajectory.episode import Stage
 from torchrl_agentic.trajectory.final_answer import final_answer
-from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:
+    from torchrl_agentic.messages import StoredMessage
     from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
     from torchrl_agentic.tokens.ledger import TokenLedger
     from torchrl_agentic.trajectory.episode import OpenTurn
-    from torchrl_agentic.trajectory.stored_message import StoredMessage
 
 
 class EpisodeRecording:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torchrl_agentic.messages import as_number
 from torchrl_agentic.trajectory.columns import KEY, Column
-from torchrl_agentic.trajectory.episode import Episode, finish_all, finish_turns, take_final_rewards
+from torchrl_agentic.trajectory.episode import Episode, Stage, finish_all, finish_turns, take_final_rewards
 from torchrl_agentic.trajectory.final_answer import final_answer
-from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.trajectory.task import first_known
 from torchrl_agentic.trajectory.users import UserStage
 

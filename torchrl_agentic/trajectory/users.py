@@ -15,7 +15,7 @@ from torchrl_agentic.tools.row_data import EXTRA
 from torchrl_agentic.trajectory.bounds import BoundsStage
 from torchrl_agentic.trajectory.columns import USER, Column
 from torchrl_agentic.trajectory.encoding_stage import EncodingStage
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.episode import Stage
 from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:

@@ -25,20 +25,11 @@ from torchrl_agentic.tensors import reset_tools
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 from torchrl_agentic.trajectory.calls import EOS_STRINGS, CallsStage, parser_for
-from torchrl_agentic.trajectory.episode import OpenTurn
-from torchrl_agentic.trajectory.stage import check_order
+from torchrl_agentic.trajectory.episode import OpenTurn, check_order
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.episode_rows import EpisodeRows
-from torchrl_agentic.transforms.pipeline import (
-    KnowsResetRows,
-    append_messages,
-    keep_ended,
-    row_numbers,
-    run_stage,
-    stages_of,
-    stepped,
-)
+from torchrl_agentic.transforms.episode_rows import EpisodeRows, append_messages, run_stage
+from torchrl_agentic.transforms.pipeline import KnowsResetRows, stages_of
 from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
 
 if TYPE_CHECKING:
@@ -194,7 +185,8 @@ class ToolCompose(KnowsResetRows, ToolList):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
-        self._refresh_toolsets()
+        if self._toolsets:
+            self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
         run_stage(self.stage, turns)
         append_messages(rows, turns, self.stage)
@@ -203,7 +195,7 @@ class ToolCompose(KnowsResetRows, ToolList):
         specs.with_truncated(next_tensordict)
         specs.write_ends(next_tensordict, turns, self.stage)
         self._rows.settle(turns, next_tensordict)
-        return keep_ended(tensordict, next_tensordict)
+        return specs.keep_ended(tensordict, next_tensordict)
 
     def _open(
         self, tensordict: TensorDictBase, next_tensordict: TensorDictBase
@@ -213,8 +205,11 @@ class ToolCompose(KnowsResetRows, ToolList):
 
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows, turns = border.prompts(next_tensordict), list[OpenTurn]()
-        numbers, done = row_numbers(tensordict, specs.TURN), next_tensordict.get("done").reshape(-1).tolist()
-        for row, is_active in enumerate(stepped(tensordict)):
+        numbers, done = (
+            specs.row_numbers(tensordict, specs.TURN),
+            next_tensordict.get("done").reshape(-1).tolist(),
+        )
+        for row, is_active in enumerate(specs.stepped(tensordict)):
             if not is_active:
                 rows[row] = before[row]
                 continue
@@ -240,7 +235,8 @@ class ToolCompose(KnowsResetRows, ToolList):
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         from torchrl_agentic.transforms.dataset_rows import begin_rows
 
-        self._refresh_toolsets()
+        if self._toolsets:
+            self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)

@@ -1,4 +1,4 @@
-"""`EpisodeRows`: the trajectories of an environment's rows, in one process."""
+"""`EpisodeRows`: the trajectories of an environment's rows, in one process, and a stage that acts on them."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -18,10 +18,18 @@ from tensordict import TensorDictBase
 from torchrl_agentic.dispatch import SessionRows
 from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tools.base import Tool
-from torchrl_agentic.trajectory.episode import Episode, OpenTurn, finish_all, finish_turns, take_final_rewards
+from torchrl_agentic.trajectory.episode import (
+    Episode,
+    OpenTurn,
+    Stage,
+    act,
+    finish_all,
+    finish_turns,
+    take_final_rewards,
+)
 from torchrl_agentic.trajectory.reasons import REASONS
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import row_numbers, stepped
+from torchrl_agentic.transforms.history import Conversation
 
 if TYPE_CHECKING:
     from torchrl_agentic.records import TrajectoryHook
@@ -91,7 +99,7 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         Raises:
             RuntimeError: If `ToolCompose` has not seen the step.
         """
-        numbers, active = row_numbers(next_tensordict, specs.TRAJECTORY), stepped(tensordict)
+        numbers, active = specs.row_numbers(next_tensordict, specs.TRAJECTORY), specs.stepped(tensordict)
         turns = [
             episode.turn
             for row, episode in self.episodes.items()
@@ -142,8 +150,8 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         for episode in episodes:
             recording = episode.recording
             if recording is not None and recording.is_open:
-                number = row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
-                truncated = row_numbers(next_tensordict, "truncated")[episode.row]
+                number = specs.row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
+                truncated = specs.row_numbers(next_tensordict, "truncated")[episode.row]
                 # The flags tell only where no reason was written.
                 told = REASONS[number] or ("truncated" if truncated else "terminated")
                 recording.finish(episode.reason or told)
@@ -201,3 +209,35 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
 
 async def _close_all(users: Iterable[UserSide]) -> None:
     await asyncio.gather(*(user.close() for user in users))
+
+
+def run_stage(stage: Stage, turns: Sequence[OpenTurn]) -> None:
+    """Run a stage for the turns that it has not seen; if it fails, it sees them again in a repeated step.
+
+    Args:
+        stage: The stage.
+        turns: The turns.
+    """
+    new = [turn for turn in turns if stage not in turn.effects]
+    try:
+        rest = act(stage, new)
+        if rest is not None:
+            run(rest)
+    except BaseException:  # Ctrl-C, too
+        for turn in new:
+            turn.effects.pop(stage, None)
+        raise
+
+
+def append_messages(rows: list[Conversation], turns: Iterable[OpenTurn], stage: Stage) -> bool:
+    """Append the messages of a stage to the conversations, and return True if there are any.
+
+    Args:
+        rows: Conversations of all rows; changed.
+        turns: The turns.
+        stage: The stage, which has acted on them.
+    """
+    longer = [turn for turn in turns if turn.effects[stage].messages]
+    for turn in longer:
+        rows[turn.episode.row] = rows[turn.episode.row].extended(turn.effects[stage].messages)
+    return bool(longer)

@@ -1,4 +1,7 @@
-"""The entries that this package writes under "agentic": their specs and values, from the table `COLUMNS`."""
+"""The entries of a step that this package reads and writes: columns under "agentic", and done flags.
+
+The specs and values of the columns come from the table `COLUMNS`.
+"""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -14,9 +17,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, NonTensor, TensorSpec, Unbounded
 
 from torchrl_agentic.trajectory.columns import KEY, Column
-from torchrl_agentic.trajectory.episode import Episode, OpenTurn
+from torchrl_agentic.trajectory.episode import Episode, OpenTurn, Stage
 from torchrl_agentic.trajectory.reasons import number_of
-from torchrl_agentic.trajectory.stage import Stage
 from torchrl_agentic.transforms.history import AgentHistory
 
 TRAJECTORY = (KEY, "trajectory")
@@ -263,3 +265,51 @@ def _forget_optional(spec: Any, key: tuple[str, str]) -> None:
         for name in ("tool_calls", "tool_responses"):
             if name in history.keys():
                 del history[name]
+
+
+def row_numbers(tensordict: TensorDictBase, key: str | tuple[str, str]) -> Sequence[Any]:
+    """Return the numbers of a column of the flattened batch; None for each row if there is no such column.
+
+    Args:
+        tensordict: The batch, [*B].
+        key: Key of the column, [*B, 1].
+    """
+    found = tensordict.get(key, None)
+    if found is None:
+        return [None] * tensordict.batch_size.numel()
+    return torch.Tensor.tolist(found.reshape(-1))
+
+
+def stepped(tensordict: TensorDictBase) -> list[bool]:
+    """Return for each row of a batch whether it takes part in a step.
+
+    A row stays out of a step if "_step" leaves it out, or if its trajectory is over already: "done" of the
+    root is true until the row is reset.
+
+    Args:
+        tensordict: The root of the step, [*B].
+    """
+    stepping, done = tensordict.get("_step", None), tensordict.get("done", None)
+    active = [True] * tensordict.batch_size.numel() if stepping is None else stepping.reshape(-1).tolist()
+    if done is None:
+        return active
+    return [is_in and not is_over for is_in, is_over in zip(active, done.reshape(-1).tolist(), strict=True)]
+
+
+def keep_ended(tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+    """Keep the flags, and the reason, of rows that had ended before a step.
+
+    Args:
+        tensordict: The root of the step, [*B].
+        next_tensordict: Its "next", [*B].
+    """
+    done = tensordict.get("done", None)
+    if done is not None and done.any():
+        reason = tensordict.get(ENDED_BY, None)
+        if reason is not None:
+            next_tensordict.set(ENDED_BY, torch.where(reason != 0, reason, next_tensordict.get(ENDED_BY)))
+        for key in ("done", "terminated", "truncated"):
+            before, after = tensordict.get(key, None), next_tensordict.get(key, None)
+            if before is not None:
+                next_tensordict.set(key, before.clone() if after is None else after | before)
+    return next_tensordict

@@ -226,7 +226,8 @@ class ToolList(Compose):
 
         A collector runs the calls of its trajectories with it.
         """
-        self._refresh_toolsets()
+        if self._toolsets:
+            self._refresh_toolsets()
         return self._rows.dispatcher.fork(weakref.proxy(self))
 
     def append_tool(self, tool: Any) -> None:
@@ -320,8 +321,6 @@ class ToolList(Compose):
 
     def _refresh_toolsets(self) -> None:
         """Open the toolsets again after `close` or in another process; else update the tools that changed."""
-        if not self._toolsets:
-            return
         if not self._rows.are_toolsets_open:
             self._reopen_toolsets()
             return

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import Unbounded
 
+from torchrl_agentic.messages import StoredMessage
 from torchrl_agentic.parsers.base import Tools
 from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.chat_template import ChatTemplate
@@ -24,10 +25,10 @@ from torchrl_agentic.tokens.truncate import Side
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.episode import OpenTurn
-from torchrl_agentic.trajectory.stored_message import StoredMessage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.dataset_rows import tool_selection
-from torchrl_agentic.transforms.pipeline import KnowsResetRows, stepped
+from torchrl_agentic.transforms.pipeline import KnowsResetRows
+from torchrl_agentic.transforms.specs import stepped
 from torchrl_agentic.transforms.token_rows import (
     ROOM,
     TOKENS_LEFT,

@@ -13,11 +13,11 @@ from torchrl.data import Composite
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import Transform
 
-from torchrl_agentic.trajectory.episode import OpenTurn
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.episode import OpenTurn, Stage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
-from torchrl_agentic.transforms.pipeline import append_messages, run_stage, within
+from torchrl_agentic.transforms.episode_rows import append_messages, run_stage
+from torchrl_agentic.transforms.pipeline import within
 
 if TYPE_CHECKING:
     from torchrl_agentic.transforms.compose import ToolCompose

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
-from torchrl_agentic.dispatch.threads import WorkerThreads
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine
 from torchrl_agentic.messages import Message, Status
 from torchrl_agentic.testing.finished import finished_trajectory

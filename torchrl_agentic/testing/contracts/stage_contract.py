@@ -24,8 +24,7 @@ from torchrl_agentic.records import Recording, TrajectoryHook
 from torchrl_agentic.rollout.scripted import ScriptedPolicy
 from torchrl_agentic.rollout.tiny_model import load_tiny
 from torchrl_agentic.trajectory.columns import Column, folded
-from torchrl_agentic.trajectory.episode import OpenTurn
-from torchrl_agentic.trajectory.stage import Stage
+from torchrl_agentic.trajectory.episode import OpenTurn, Stage
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose, collate_rows
 from torchrl_agentic.transforms import history as border
 
