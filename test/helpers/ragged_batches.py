@@ -18,7 +18,7 @@ from torchrl_agentic.transforms.token_rows import TokenRow
 
 MODULES = {
     "ValueStack": "value_stack",
-    "Conversation": "conversation",
+    "Conversation": "history",
     "TokenRows": "token_rows",
     "AgentHistory": "history",
 }

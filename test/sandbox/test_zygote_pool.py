@@ -63,7 +63,7 @@ async def test_a_killed_zygote_is_replaced_at_once() -> None:
 
 
 def _has_started(connection: socket.socket) -> bool:
-    """Return whether the supervisor behind a connection has answered or ended: it starts no more processes."""
+    """Return whether the supervisor behind a connection has answered or ended: no more processes start."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -147,7 +147,8 @@ def test_two_results_of_one_call_are_not_those_of_two_calls():
     """A template may write the second result of a call elsewhere than the result of a second call."""
     source = WRITES_IDS.replace(
         " {{ m.tool_call_id }}",
-        "{%- if not loop.first and m.tool_call_id == messages[loop.index0 - 1].tool_call_id %} again{% endif %}",
+        "{%- set last = loop.previtem %}"
+        "{%- if last and last.tool_call_id == m.tool_call_id %} again{% endif %}",
     )
     template = made(source)
     for ids, wanted in ((("1", "2"), 0), (("3", "4"), 0), (("5", "5"), 1), (("6", "6"), 1)):

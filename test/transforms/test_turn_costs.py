@@ -17,7 +17,6 @@ from torchrl.modules.llm.policies import ChatHistory
 
 from torchrl_agentic import EndTrajectory
 from torchrl_agentic.testing import ScriptedPolicy
-from torchrl_agentic.transforms import conversation
 from torchrl_agentic.transforms import history as border
 
 
@@ -42,7 +41,7 @@ class TestTurns:
     @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "history"])
     @pytest.mark.parametrize("lazy", [True, False])
     def test_no_message_is_made_as_a_tensordict(self, tokens, lazy, monkeypatch):
-        made, make = [], conversation.as_tensordict
+        made, make = [], border.as_tensordict
         env = (token_env if tokens else lambda _, ends: uneven_env((2,), ends))(2, EndTrajectory(max_turns=9))
         policy = token_policy if tokens else ScriptedPolicy(uneven)
         td = turn(env, policy, begin(env))
@@ -52,7 +51,7 @@ class TestTurns:
             made.append(message)
             return make(message, *args, **kwargs)
 
-        monkeypatch.setattr(conversation, "as_tensordict", counted)
+        monkeypatch.setattr(border, "as_tensordict", counted)
         for _ in range(3):
             td = turn(env, policy, td)
         assert made == []
