@@ -21,6 +21,8 @@ if importlib.util.find_spec("vllm") is None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # In its first cluster, Ray gives a process a token, and sets this variable, which `own_environ` would remove.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Ray's processes are nice to all others (15), so that beside busy ones they would not begin for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 HERE = Path(__file__).parent
 # Tests import `helpers`, `fakes`, and the programs of `examples`, `scripts` and `benchmarks` that they check.
 sys.path[:0] = map(str, (HERE, HERE.parent / "examples", HERE.parent / "scripts"))
