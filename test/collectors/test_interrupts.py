@@ -85,19 +85,19 @@ def interrupted_at(number, work):
     """
     left = [number]
 
-    def trace(frame, event, arg):
+    def count(frame, event, arg):
         if event == "call" and left[0] is not None:
             left[0] -= 1
             if left[0] < 0:
                 left[0] = None
                 raise KeyboardInterrupt
 
-    before = sys.gettrace()
-    sys.settrace(trace)
+    before = sys.getprofile()
+    sys.setprofile(count)
     try:
         return work()
     finally:
-        sys.settrace(before)
+        sys.setprofile(before)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
