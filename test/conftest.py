@@ -263,12 +263,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     files = {item.path: item.nodeid.partition("::")[0] for item in items}
     places = {path: random.Random(f"{seed} {name}").random() for path, name in files.items()}
+    items.sort(key=lambda item: places[item.path])
     if seed is None:
-        items.sort(
-            key=lambda item: (not _needs_machine(item.nodeid), _place(item.path, LONGEST), places[item.path])
-        )
-    else:
-        items.sort(key=lambda item: places[item.path])
+        items.sort(key=lambda item: (not _needs_machine(item.nodeid), _place(item.path, LONGEST)))
 
 
 def pytest_collection_finish() -> None:

@@ -111,8 +111,12 @@ def noting(folder, seconds):
     return look
 
 
+def task(number):
+    return Task(f"t{number}", [{"role": "user", "content": f"q{number}"}])
+
+
 def tasks(count):
-    return [Task(f"t{number}", [{"role": "user", "content": f"q{number}"}]) for number in range(count)]
+    return list(map(task, range(count)))
 
 
 def test_a_node_that_is_removed_loses_only_the_turns_that_ran_there(cluster, tmp_path, monkeypatch):
@@ -124,7 +128,7 @@ def test_a_node_that_is_removed_loses_only_the_turns_that_ran_there(cluster, tmp
         left = 8
         while left:
             left -= is_removed.is_set()
-            begun.extend(tasks(len(begun) + 1)[-1:])
+            begun.append(task(len(begun)))
             yield begun[-1]
 
     compose = ToolCompose([noting(str(tmp_path), 0.2)], rate_limits={"look": RateLimiter(max_concurrent=4)})

@@ -573,8 +573,7 @@ class CollectorStats:
 
 def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
-    if len(name) > 200:
-        name = truncate(name, 200)
+    name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
 
 

@@ -254,12 +254,12 @@ class Dispatcher:
             await self.setup()
         loop = asyncio.get_running_loop()
         all_done: asyncio.Future[None] = loop.create_future()
-        open_runs = 0
+        open_turns = 0
 
         def one_finished() -> None:
-            nonlocal open_runs
-            open_runs -= 1
-            if open_runs == 0 and not all_done.done():
+            nonlocal open_turns
+            open_turns -= 1
+            if open_turns == 0 and not all_done.done():
                 all_done.set_result(None)
 
         self._sessions.update(session for session, _, _ in batch)
@@ -283,7 +283,7 @@ class Dispatcher:
                 )
             ]
             turns.append(TurnRun(options, session, calls, resolved, state, one_finished, outages))
-        open_runs = len(turns) + 1  # one more until all runs have started
+        open_turns = len(turns) + 1  # one more until all have started
         for turn in turns:
             turn.start()
         one_finished()

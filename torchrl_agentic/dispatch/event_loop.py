@@ -192,9 +192,8 @@ class _Job:
         self.future: asyncio.Future[Any] = loop.create_future()
         self.context = contextvars.copy_context()
         self.worker: threading.Thread | None = None
-        self.verdict = deque(
-            (None,)
-        )  # whoever takes the item out decides: the worker "done", or we "given up"
+        # The first to take the item out decides: the thread, that the job is done, or `abandon`.
+        self.verdict = deque((None,))
 
     def decide(self) -> bool:
         """Return True for the first caller, which decides how the job ends; atomic without a lock."""

@@ -272,8 +272,9 @@ class ChatTemplate:
         if (found := self._skeletons.get(key)) is not None:
             return found
         found = self._parted(self._base(empty), empty, count)
-        have_others = all(one is other or one != other for one, other in zip(empty, plain, strict=True))
-        if have_others and shared not in self._skeletons:
+        # An id that is the plain one already tells nothing about other ids.
+        all_differ = all(one is other or one != other for one, other in zip(empty, plain, strict=True))
+        if all_differ and shared not in self._skeletons:
             self._keep(shared, found if found == self._parted_plain(plain, count) else None)
         self._keep(key, found)
         return found

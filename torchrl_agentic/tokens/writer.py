@@ -197,9 +197,7 @@ class ChatEncoder:
             sources.append(next_call if is_result else PROMPT)
             next_call += is_result
         end, pieces = self.template.showing(tools).delta(before, injected, sources)
-        has_parts = any(isinstance(message["content"], list) for message in injected)
-        expansions = self.media(injected) if has_parts else None
-        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], expansions)
+        found = self.encoder.encode([Piece(end, BOUNDARY, is_trusted=True), *pieces], self.media(injected))
         return found.after(len(end)) if self._has_ended(last_sampled, end, pieces) else found
 
     def _has_ended(self, last_sampled: int | None, end: str, pieces: Sequence[Piece]) -> bool:
@@ -261,9 +259,7 @@ class ChatEncoder:
 
     def _fit_content(self, content: Any) -> Any:
         if isinstance(content, str):
-            bound = self._truncation
-            is_free = bound.max_tokens is None and bound.max_chars is None
-            return content if is_free else bound.apply(content, self.count_tokens)
+            return self._truncation.apply(content, self.count_tokens)
         if not isinstance(content, list):
             return content
         parts = [self._fit_part(part) for part in cast("list[dict[str, Any]]", content)]

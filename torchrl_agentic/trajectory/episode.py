@@ -577,7 +577,10 @@ def check_order(stages: Sequence[Stage]) -> None:
                         f"{stage.name} reads what {kind.name} writes, and stands in front of it; write "
                         f"Compose({kind.name}(...), {stage.name}(...))"
                     )
-                raise ValueError(f"{stage.name} reads what {kind.name} writes, and there is none")
+                raise ValueError(
+                    f"{stage.name} reads what {kind.name} writes, and there is no {kind.name}; write "
+                    f"Compose({kind.name}(...), {stage.name}(...))"
+                )
         for column in stage.columns:
             if COLUMNS.get(column.name, column) is not column:
                 raise ValueError(

@@ -185,7 +185,7 @@ class ToolCompose(KnowsResetRows, ToolList):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Read the last messages, run their calls, append the results, and report."""
-        if self._toolsets:
+        if self._toolsets:  # most have none, and each step would look
             self._refresh_toolsets()
         rows, turns = self._open(tensordict, next_tensordict)
         run_stage(self.stage, turns)
@@ -205,10 +205,8 @@ class ToolCompose(KnowsResetRows, ToolList):
 
         before, written = border.prompts(tensordict), border.prompts(tensordict, "full")
         rows, turns = border.prompts(next_tensordict), list[OpenTurn]()
-        numbers, done = (
-            specs.row_numbers(tensordict, specs.TURN),
-            next_tensordict.get("done").reshape(-1).tolist(),
-        )
+        numbers = specs.row_numbers(tensordict, specs.TURN)
+        done = next_tensordict.get("done").reshape(-1).tolist()
         for row, is_active in enumerate(specs.stepped(tensordict)):
             if not is_active:
                 rows[row] = before[row]
@@ -235,8 +233,7 @@ class ToolCompose(KnowsResetRows, ToolList):
         """Begin new trajectories in the rows whose "_reset" is true; the others continue."""
         from torchrl_agentic.transforms.dataset_rows import begin_rows
 
-        if self._toolsets:
-            self._refresh_toolsets()
+        self._refresh_toolsets()
         self._meet_tokenizer()
         tensordict_reset = border.dense(tensordict_reset)
         rows = border.prompts(tensordict_reset)

@@ -1,4 +1,4 @@
-"""`EpisodeRows`: the trajectories of an environment's rows, in one process, and a stage that acts on them."""
+"""`EpisodeRows`: the trajectories of an environment's rows, in one process. Run a stage for their turns."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false

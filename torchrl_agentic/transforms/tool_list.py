@@ -226,8 +226,7 @@ class ToolList(Compose):
 
         A collector runs the calls of its trajectories with it.
         """
-        if self._toolsets:
-            self._refresh_toolsets()
+        self._refresh_toolsets()
         return self._rows.dispatcher.fork(weakref.proxy(self))
 
     def append_tool(self, tool: Any) -> None:
