@@ -25,7 +25,7 @@ from torchrl_agentic.records import TrajectoryRecord, record_from_json, record_t
 from torchrl_agentic.rollout import Conversation, replay
 from torchrl_agentic.rollout.policies import HistoryToTokens
 from torchrl_agentic.testing import ScriptedPolicy
-from torchrl_agentic.tokens.media import Expander, opened, parts_of
+from torchrl_agentic.tokens.encoding import Expander, opened, parts_of
 from torchrl_agentic.transforms import TurnTokenizer
 from torchrl_agentic.transforms import history as border
 

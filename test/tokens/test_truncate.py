@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.tokens.truncate import Truncation
+from torchrl_agentic.tokens.writer import Truncation
 
 
 def count(text):

@@ -36,7 +36,7 @@ from torchrl_agentic.messages import StoredMessage, Turn
 from torchrl_agentic.records import Origin
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tokens.ledger import TokenLedger
-from torchrl_agentic.trajectory.recording import EpisodeRecording
+from torchrl_agentic.trajectory.episode import EpisodeRecording
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.task import Task

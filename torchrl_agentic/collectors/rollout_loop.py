@@ -159,7 +159,7 @@ class RolloutLoop:
         self._prefix, self._max_finished, self._options = prefix, max_finished, options
         self._done_tasks = DoneTasks() if skipped is None else skipped.copy()
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._batch_changed, self._start_changed = asyncio.Event(), asyncio.Event()
         self._groups: dict[int, Group] = {}
         self._waiting: deque[tuple[Group, int]] = deque()
         self._own_tasks: list[asyncio.Task[None]] = []
@@ -195,11 +195,11 @@ class RolloutLoop:
                 ]
                 if self._requests.permits is not None:
                     self._own_tasks.append(
-                        self._loop.create_task(self._requests.permits.follow(self._changed.set))
+                        self._loop.create_task(self._requests.permits.follow(self._start_changed.set))
                     )
             self._follow_version()
             self._admission.resume()
-            self._changed.set()
+            self._wake()
             self._stats.wait_began()
             taken: list[int] | None = None
 
@@ -210,7 +210,7 @@ class RolloutLoop:
                 return taken is not None or self._error is not None or self._is_closed
 
             try:
-                await self._until(is_ready)
+                await _until(is_ready, self._batch_changed)
                 groups = [self._groups.pop(number) for number in taken or ()]
                 self._leave(groups)
             finally:
@@ -311,7 +311,7 @@ class RolloutLoop:
         version = await self._requests.update(weights, push)
         self._follow_version()
         self._stats.add(Span("update", start, self._loop.time(), version=version))
-        self._changed.set()
+        self._wake()
         return version
 
     async def close(self, error: BaseException | None = None) -> None:
@@ -325,7 +325,7 @@ class RolloutLoop:
         if self._error is None and not isinstance(error, CollectorError):
             self._error = error
         self._returned.clear()
-        self._changed.set()
+        self._wake()
         self._is_exhausted = self._is_exhausted or (self._has_read_all and not self._groups)
         running = {*self._trajectories, *self._own_tasks}
         for task in running:
@@ -350,17 +350,16 @@ class RolloutLoop:
         if version > self._admission.version:
             self._admission.update(version)
 
-    async def _until(self, is_true: Callable[[], bool]) -> None:
-        """Wait until a condition holds that changes only with `_changed`."""
-        while not is_true():
-            self._changed.clear()
-            await self._changed.wait()
+    def _wake(self) -> None:
+        """Let what waits for a batch, or to begin a group or a trajectory, look again."""
+        self._batch_changed.set()
+        self._start_changed.set()
 
     def _fail(self, error: BaseException, why: str = "") -> None:
         """End the collector; the next request for a batch raises the error."""
         if self._error is None:
             self._error, self._why = error, why
-        self._changed.set()
+        self._wake()
 
     async def _begin_groups(self) -> None:
         """Begin groups as admission and capacity allow, until the tasks end."""
@@ -369,7 +368,7 @@ class RolloutLoop:
                 number = -1
                 while True:
                     start = self._loop.time()
-                    await self._until(lambda: bool(self._saved) or self._may_begin())
+                    await _until(lambda: bool(self._saved) or self._may_begin(), self._start_changed)
                     if (row := await anext(rows, _END)) is _END:
                         break
                     number += 1
@@ -380,7 +379,7 @@ class RolloutLoop:
                     if saved is not None:
                         self._restore_group(saved, number, row)
                         continue
-                    await self._until(self._may_begin)
+                    await _until(self._may_begin, self._start_changed)
                     self._begin_group(number, label, row, start)
                     await asyncio.sleep(0)  # rows that are all dropped let others run
             if self._saved:
@@ -391,7 +390,7 @@ class RolloutLoop:
                 )
             self._admission.end()
             self._has_read_all = True
-            self._changed.set()
+            self._wake()
         except asyncio.CancelledError as error:
             if is_cancelling():
                 raise
@@ -427,7 +426,7 @@ class RolloutLoop:
             ended = {one.index for one in done}
             left = (index for index in range(self._options.group_size) if index not in ended)
             self._waiting.extend((group, index) for index in left)
-        self._changed.set()
+        self._wake()
 
     def _begin_group(self, number: int, label: int, row: Any, start: float) -> None:
         """Begin the group of a task; drop a task that cannot be read."""
@@ -450,7 +449,7 @@ class RolloutLoop:
         if branching is not None:
             group.branches = {index: Branch(index, branching.n_leaves) for index in range(size)}
         self._waiting.extend((group, index) for index in range(size))
-        self._changed.set()
+        self._wake()
 
     def _refuse(self, number: int, error: Exception) -> None:
         """Drop a task that cannot be read, or end the collector."""
@@ -481,7 +480,7 @@ class RolloutLoop:
     async def _start_trajectories(self) -> None:
         """Start the trajectories of groups that have begun, as the capacity allows."""
         while True:
-            await self._until(lambda: bool(self._waiting) and self._capacity.free > 0)
+            await _until(lambda: bool(self._waiting) and self._capacity.free > 0, self._start_changed)
             group, index = self._waiting.popleft()
             if self._groups.get(group.number) is group:
                 slot = self._capacity.enter()
@@ -494,7 +493,7 @@ class RolloutLoop:
                 task.add_done_callback(lambda _, slot=slot: slot.leave())
                 if (branch := group.branches.get(index)) is not None:
                     task.add_done_callback(lambda _, branch=branch: self._discard(branch))
-            self._changed.set()
+            self._wake()
             await asyncio.sleep(0)  # the trajectory may ask the engine before the next one starts
 
     def _check_end(self, task: asyncio.Task[None]) -> None:
@@ -515,7 +514,7 @@ class RolloutLoop:
             name = f"{name}+{n_losses}"
         self._stats.trajectory_began(name, str(group.number))
         group_name = f"{group.task.name}/{group.label}@{self._prefix}"
-        observer = _Observer(self._stats, slot, self._changed.set)
+        observer = _Observer(self._stats, slot, self._start_changed.set)
         on_worker: WorkerRun | None = None
         if self._runs is None:
             run: Run = TrajectoryRun(
@@ -569,7 +568,7 @@ class RolloutLoop:
                 del group.running[index]
                 del group.runs[index]
             self._stats.trajectory_ended(name, reason or "abandoned", is_kept=is_kept)
-            self._changed.set()
+            self._wake()
         if not self._is_open(group):
             return
         if failure is not None:
@@ -603,7 +602,7 @@ class RolloutLoop:
                 group.branches[group.n_begun] = one
                 self._waiting.appendleft((group, group.n_begun))
                 group.n_begun += 1
-            self._changed.set()
+            self._wake()
 
         return Forking(
             self._options.branching,
@@ -634,7 +633,7 @@ class RolloutLoop:
             self._stats.trajectory_ended(trajectory.name, trajectory.reason, is_kept=False)
         group.branches[index] = Branch(index, self._options.branching.n_leaves)
         self._waiting.appendleft((group, index))
-        self._changed.set()
+        self._wake()
 
     def _is_open(self, group: Group) -> bool:
         """Return True if a group was neither dropped nor begun again."""
@@ -782,6 +781,13 @@ class _Observer:
             self._slot.answered()
             self._notify()  # another trajectory may ask the engine now
         self._stats.add(span)
+
+
+async def _until(is_true: Callable[[], bool], changed: asyncio.Event) -> None:
+    """Wait until a condition holds that changes only with an event."""
+    while not is_true():
+        changed.clear()
+        await changed.wait()
 
 
 async def _closed(session: Session) -> None:

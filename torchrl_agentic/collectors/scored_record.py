@@ -12,7 +12,8 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import Origin
 from torchrl_agentic.tools.row_data import RIGHT_ANSWERS
 from torchrl_agentic.trajectory.columns import KEY
-from torchrl_agentic.trajectory.recording import EpisodeRecording, RecordStage, token_record
+from torchrl_agentic.trajectory.episode import EpisodeRecording
+from torchrl_agentic.trajectory.recording import RecordStage, token_record
 from torchrl_agentic.trajectory.score import Score
 from torchrl_agentic.trajectory.spec import TrajectorySpec
 from torchrl_agentic.trajectory.task import Task, lookup

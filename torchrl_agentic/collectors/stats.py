@@ -573,6 +573,8 @@ class CollectorStats:
 
 def _among(names: Mapping[str, object], name: str) -> str:
     """Return a name under which to count: the name, or that of all others once there are many."""
+    if name in names:
+        return name
     name = truncate(name, 200)
     return name if name in names or len(names) < _MOST_NAMES else _OTHERS
 

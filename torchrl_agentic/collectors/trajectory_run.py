@@ -23,10 +23,9 @@ from torchrl_agentic.tensors import has_rows, reset_tools, state_of
 from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.trajectory.calls import without_eos
 from torchrl_agentic.trajectory.columns import fold_turn
-from torchrl_agentic.trajectory.episode import Episode, act, take_final_rewards
+from torchrl_agentic.trajectory.episode import Episode, EpisodeRecording, act, take_final_rewards
 from torchrl_agentic.trajectory.fork import Fork, ForkState
 from torchrl_agentic.trajectory.prompting import MessagePrompting, Prompting, TokenPrompting
-from torchrl_agentic.trajectory.recording import EpisodeRecording
 from torchrl_agentic.trajectory.reward_stages import NoAnswer
 from torchrl_agentic.trajectory.span import Cause, Span
 from torchrl_agentic.trajectory.spec import TrajectorySpec
@@ -155,8 +154,8 @@ class TrajectoryRun:
         self._recording = EpisodeRecording(spec.hook, name, index, self._origin)
         self._episode = Episode(
             session,
+            self._recording,
             number=_number_of(name),
-            recording=self._recording,
             watch=self._watch,
             max_turns=task.max_turns,
             has_user=spec.users is not None,

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.collectors.rollout_loop import CollectorError
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.tokens import media
+from torchrl_agentic.tokens.encoding import opened, parts_of
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.task_columns import TaskColumns
 from torchrl_agentic.trajectory.trajectory import Trajectory
@@ -42,7 +42,7 @@ def media_of(td: TensorDictBase, kind: Literal["image", "video"] = "image") -> l
     chats = [
         [message.for_template() for message in conversation.messages] for conversation in border.prompts(td)
     ]
-    return [[media.opened(part, kind) for part in media.parts_of(chat, kind)] for chat in chats]
+    return [[opened(part, kind) for part in parts_of(chat, kind)] for chat in chats]
 
 
 def rollout(

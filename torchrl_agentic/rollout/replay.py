@@ -19,7 +19,7 @@ from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_h
 from torchrl_agentic.records.json_dump import REDACTED
 from torchrl_agentic.rollout.generate import in_order
 from torchrl_agentic.rollout.task_records import TaskRecords
-from torchrl_agentic.tokens.media import as_text
+from torchrl_agentic.tokens.encoding import as_text
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.transforms import EndTrajectory, ToolCompose

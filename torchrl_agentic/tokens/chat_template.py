@@ -19,9 +19,8 @@ from torchrl_agentic.messages import fields_of
 from torchrl_agentic.parsers.base import SPEAKERS
 from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
 from torchrl_agentic.text import one_line, read_json
-from torchrl_agentic.tokens.encoding import Piece, escaped_names
+from torchrl_agentic.tokens.encoding import Piece, escaped_names, kind_of
 from torchrl_agentic.tokens.ledger import BOUNDARY
-from torchrl_agentic.tokens.media import kind_of
 
 Chat = Sequence[Mapping[str, Any]]
 Method = Literal["fixed_base", "prefix"]

@@ -140,7 +140,7 @@ class CallsStage(Stage):
         """
         rendered: Sequence[Mapping[str, JSON]] | None = None
         if self.media:
-            from torchrl_agentic.tokens.media import filled, slotted  # it opens images
+            from torchrl_agentic.tokens.encoding import filled, slotted  # it opens images
 
             texts, slots = slotted(results)
             if slots:

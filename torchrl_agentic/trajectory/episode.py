@@ -32,9 +32,9 @@ from torchrl_agentic.trajectory.watch import SILENT, Watch
 
 if TYPE_CHECKING:
     from torchrl_agentic.interactions.base import Reply
+    from torchrl_agentic.records import Origin, Recording, TokenRecord, TrajectoryHook
     from torchrl_agentic.tokens.writer import NextPrompt, TokenWriter
     from torchrl_agentic.trajectory.columns import Column
-    from torchrl_agentic.trajectory.recording import EpisodeRecording
     from torchrl_agentic.trajectory.speculative_calls import SpeculativeCalls
     from torchrl_agentic.trajectory.user_side import UserSide
 
@@ -275,6 +275,111 @@ def _nothing() -> None:
     return None
 
 
+class EpisodeRecording:
+    """The record of one trajectory, from its first turn to its end; it does nothing without a hook.
+
+    Args:
+        hook: Receives the record, or None.
+        trajectory: Name of the trajectory.
+        row: Its place in the batch, or in its group.
+        origin: Where the trajectory comes from, if that is known.
+
+    Attributes:
+        row: Its place in the batch, or in its group.
+        n_messages: Number of messages of the conversation that are recorded.
+    """
+
+    __slots__ = (
+        "_has_ended",
+        "_hook",
+        "_origin",
+        "_recording",
+        "_trajectory",
+        "n_messages",
+        "row",
+    )
+
+    def __init__(
+        self, hook: TrajectoryHook | None, trajectory: str, row: int, origin: Origin | None = None
+    ) -> None:
+        self._origin = origin
+        self._hook, self._trajectory, self.row = hook, trajectory, row
+        self._recording: Recording | None = None
+        self._has_ended = False
+        self.n_messages = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """True if a hook receives the record."""
+        return self._hook is not None
+
+    @property
+    def is_open(self) -> bool:
+        """True if a turn is recorded, and the record has not ended."""
+        return self._recording is not None
+
+    def record(self, turn: Turn) -> None:
+        """Record a turn."""
+        self.n_messages += len(turn.context) + 1 + len(turn.messages)
+        if self._hook is not None and not self._has_ended:
+            if self._recording is None:
+                self._recording = self._hook.begin(self._trajectory, self.row)
+                if self._origin is not None:
+                    self._recording.set_origin(self._origin)
+            self._recording.record_turn(turn)
+
+    def add_reward(self, value: float) -> None:
+        """Record the reward of the last turn; a later one replaces it."""
+        if self._recording is not None:
+            self._recording.add_reward(value)
+
+    def add_rest(self, messages: Sequence[StoredMessage | Message]) -> None:
+        """Record the messages of a whole conversation that came after its last recorded turn.
+
+        Args:
+            messages: All messages.
+        """
+        rest, self.n_messages = messages[self.n_messages :], len(messages)
+        if self._recording is not None:
+            read = [one if isinstance(one, Message) else one.read() for one in rest]
+            self._recording.add_messages(read)
+
+    def annotate(
+        self,
+        *,
+        score: float | None = None,
+        gts: JSON = None,
+        tokens: TokenRecord | None = None,
+        **extras: JSON,
+    ) -> None:
+        """Record facts about the whole trajectory; see `Recording.annotate`.
+
+        Args:
+            score: Score of the trajectory.
+            gts: The right answer.
+            tokens: Tokens of the trajectory.
+            extras: Other fields, by name.
+        """
+        if self._recording is not None:
+            self._recording.annotate(score=score, gts=gts, tokens=tokens, **extras)
+
+    def set_origin(self, origin: Origin) -> None:
+        """Record where the trajectory comes from."""
+        if self._recording is not None:
+            self._recording.set_origin(origin)
+
+    def finish(self, reason: str) -> None:
+        """End the record, if there is one.
+
+        Args:
+            reason: Why the trajectory ended.
+        """
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            self._has_ended = True
+            recording.finish(reason)
+
+
 class Episode:
     """A live trajectory: what it holds open, and how far it has come.
 
@@ -284,7 +389,7 @@ class Episode:
     Args:
         session: What its tools hold open.
         number: A number above 0 that identifies it in batches.
-        recording: Its record, or None.
+        recording: Its record.
         watch: Follows what it does.
         max_turns: Upper bound on its turns, besides those of stages; None: no other.
         has_user: Whether a simulated user takes part, so that tools stay open until it was heard.
@@ -303,9 +408,9 @@ class Episode:
     def __init__(
         self,
         session: Session,
+        recording: EpisodeRecording,
         *,
         number: int = 0,
-        recording: EpisodeRecording | None = None,
         watch: Watch = SILENT,
         max_turns: int | None = None,
         has_user: bool = False,
@@ -384,7 +489,7 @@ class Episode:
             rendered: Messages that carry the results.
         """
         recording = self.recording
-        if recording is None:
+        if self.turns is None and not recording.is_wanted:
             return
         recording.n_messages = min(recording.n_messages, len(turn.earlier))  # a step may go back to a root
         record = Turn(

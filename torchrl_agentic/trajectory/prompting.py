@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torchrl_agentic.errors import ContextExceeded, InvalidTask
 from torchrl_agentic.messages import Message, StoredMessage
+from torchrl_agentic.tokens.encoding import KINDS, opened, parts_of
 from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
 from torchrl_agentic.tools.base import Tool
@@ -191,8 +192,6 @@ class TokenPrompting(Prompting):
         """Keep the images and videos of messages for the engine, which takes them beside the ids."""
         if not any(isinstance(message["content"], list) for message in messages):
             return
-        from torchrl_agentic.tokens.media import KINDS, opened, parts_of  # it opens images
-
         for kind in KINDS:
             if found := parts_of(messages, kind):
                 self._media.setdefault(kind, []).extend(opened(part, kind) for part in found)

@@ -20,6 +20,7 @@ from torchrl_agentic.dispatch.event_loop import run
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.trajectory.episode import (
     Episode,
+    EpisodeRecording,
     OpenTurn,
     Stage,
     act,
@@ -76,13 +77,8 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         session = self.session(row)
         episode = self.state.get(row)
         if episode is None or episode.session is not session:
-            recording = None
-            if self.hook is not None:
-                from torchrl_agentic.trajectory.recording import EpisodeRecording  # only who records needs it
-
-                recording = EpisodeRecording(self.hook, session.trajectory, row)
-            number = self.ids[row]
-            episode = Episode(session, number=number, recording=recording, has_user=self.has_user)
+            recording = EpisodeRecording(self.hook, session.trajectory, row)
+            episode = Episode(session, recording, number=self.ids[row], has_user=self.has_user)
             self.state[row] = episode
         return episode
 
@@ -149,7 +145,7 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
         """
         for episode in episodes:
             recording = episode.recording
-            if recording is not None and recording.is_open:
+            if recording.is_open:
                 number = specs.row_numbers(next_tensordict, specs.ENDED_BY)[episode.row] or 0
                 truncated = specs.row_numbers(next_tensordict, "truncated")[episode.row]
                 # The flags tell only where no reason was written.
@@ -172,10 +168,8 @@ class EpisodeRows(SessionRows[dict[int, Episode]]):
             del self.state[episode.row]
             if reward := episode.session.take_reward():
                 are_lost = True
-                if episode.recording is not None:
-                    episode.recording.annotate(final_reward=None if math.isnan(reward) else reward)
-            if episode.recording is not None:
-                episode.recording.finish(episode.reason or reason)
+                episode.recording.annotate(final_reward=None if math.isnan(reward) else reward)
+            episode.recording.finish(episode.reason or reason)
         if are_lost and not self._has_warned:
             self._has_warned = True
             logger.warning(

@@ -62,14 +62,9 @@ class RecordTransform(TurnTransform):
         if reward is not None:
             rewards = reward.reshape(next_tensordict.batch_size.numel(), -1).sum(-1).tolist()
             for turn in turns:
-                if turn.episode.recording is not None:
-                    turn.episode.recording.add_reward(rewards[turn.episode.row])
+                turn.episode.recording.add_reward(rewards[turn.episode.row])
         super()._step(tensordict, next_tensordict)
-        ended = [
-            turn
-            for turn in turns
-            if turn.is_over and (one := turn.episode.recording) is not None and one.is_open
-        ]
+        ended = [turn for turn in turns if turn.is_over and turn.episode.recording.is_open]
         if ended and self.stage.tokens:
             self._record_tokens(ended, next_tensordict)
         compose.rows.finish_records([turn.episode for turn in ended], next_tensordict)
@@ -80,8 +75,7 @@ class RecordTransform(TurnTransform):
         rows = border.leaves(next_tensordict)[1]
         for turn in turns:
             record = self._tokens(rows[turn.episode.row], tokenizer)
-            if turn.episode.recording is not None:
-                turn.episode.recording.annotate(tokens=record)
+            turn.episode.recording.annotate(tokens=record)
 
     @staticmethod
     def _tokens(row: TensorDictBase, tokenizer: object) -> TokenRecord:

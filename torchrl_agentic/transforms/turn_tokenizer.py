@@ -21,8 +21,7 @@ from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
-from torchrl_agentic.tokens.truncate import Side
-from torchrl_agentic.tokens.writer import ChatEncoder, TokenWriter
+from torchrl_agentic.tokens.writer import ChatEncoder, Side, TokenWriter
 from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.episode import OpenTurn
 from torchrl_agentic.transforms import history as border
