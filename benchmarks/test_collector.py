@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from torchrl.envs.llm import DatasetChatEnv
 
 from torchrl_agentic.collectors import AgentCollector
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import GroupAdmission
 from torchrl_agentic.testing import SimulatedEngine, run_skipping
 
 with warnings.catch_warnings():  # TorchRL warns of classes of its own as they are defined
@@ -215,7 +215,7 @@ def test_a_hundred_thousand_groups(benchmark: Benchmark) -> None:
     """Ages, and durations of the groups that were trained on beside as many that were offered."""
     benchmark.group = "collector: admission of 100,000 groups"
     groups, staleness = 100_000, 1
-    run = benchmark.pedantic(lambda: simulate(Admission(8, staleness), groups, in_flight=16), rounds=1)
+    run = benchmark.pedantic(lambda: simulate(GroupAdmission(8, staleness), groups, in_flight=16), rounds=1)
     left = flat(run.batches)
     above = sum(age > staleness for age in run.ages)
     assert sorted(left) == list(range(groups)), "each group leaves once"

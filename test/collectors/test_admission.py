@@ -12,7 +12,7 @@ from helpers.admission_runs import Run, flat, simulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import GroupAdmission
 
 GROUPS = 100_000
 
@@ -37,11 +37,11 @@ def most_in_time(deadlines: list[int], first: int, batch: int) -> int:
 
 
 class Model:
-    """Apply the rules to a plain list of groups, and compare `Admission` after each event."""
+    """Apply the rules to a plain list of groups, and compare `GroupAdmission` after each event."""
 
     def __init__(self, batch: int, staleness: int, version: int) -> None:
         self.batch, self.staleness, self.version = batch, staleness, version
-        self.admission = Admission(batch, staleness, version)
+        self.admission = GroupAdmission(batch, staleness, version)
         self.open: dict[int, int] = {}
         self.done: set[int] = set()
         self.untrained = 0
@@ -185,7 +185,7 @@ def test_every_decision_is_that_of_a_plain_model(batch: int, staleness: int, see
 def test_a_hundred_thousand_groups_leave_once_and_in_time_and_unbiased(
     staleness: int, batch: int, in_flight: int, drops: float
 ):
-    admission = Admission(batch, staleness)
+    admission = GroupAdmission(batch, staleness)
     run = simulate(admission, GROUPS, in_flight=in_flight, drops=drops)
     left = flat(run.batches)
     assert max(run.ages) == staleness
@@ -226,7 +226,7 @@ def check_prefixes(run: Run, staleness: int, batch: int) -> None:
 
 
 def test_staleness_0_gives_the_batches_of_a_synchronous_loop():
-    run = simulate(Admission(5, 0), 23, in_flight=5)
+    run = simulate(GroupAdmission(5, 0), 23, in_flight=5)
     assert [sorted(batch) for batch in run.batches] == [
         [0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19], [20, 21, 22],
     ]  # fmt: skip
@@ -237,7 +237,7 @@ def test_staleness_0_gives_the_batches_of_a_synchronous_loop():
 
 @given(st.integers(1, 9), st.integers(0, 60), st.integers(1, 20), st.integers())
 def test_staleness_0_keeps_the_order_for_all_durations(batch: int, groups: int, in_flight: int, seed: int):
-    run = simulate(Admission(batch, 0), groups, in_flight=in_flight, seed=seed)
+    run = simulate(GroupAdmission(batch, 0), groups, in_flight=in_flight, seed=seed)
     assert run.batches == [list(range(groups))[at : at + batch] for at in range(0, groups, batch)]
 
 
@@ -260,7 +260,7 @@ def test_all_groups_leave_in_time_however_often_the_weights_change(
     seed: int,
 ):
     run = simulate(
-        Admission(batch, staleness),
+        GroupAdmission(batch, staleness),
         groups,
         in_flight=in_flight,
         drops=drops,
@@ -281,14 +281,14 @@ def test_a_group_leaves_at_its_place_or_up_to_max_staleness_batches_earlier(
 ):
     """If groups begin as soon as they may, group i leaves with batch i // B at the latest."""
     everything = (1 + staleness) * batch
-    run = simulate(Admission(batch, staleness), batches * batch, in_flight=everything, seed=seed)
+    run = simulate(GroupAdmission(batch, staleness), batches * batch, in_flight=everything, seed=seed)
     for n, numbers in enumerate(run.batches):
         for number in numbers:
             assert number // batch - staleness <= n <= max(staleness, number // batch)
 
 
 def test_a_straggler_is_waited_for_only_when_it_is_due():
-    admission = Admission(2, 1)
+    admission = GroupAdmission(2, 1)
     for number in (admission.begin() for _ in range(4)):
         if number:
             admission.finish(number)
@@ -304,7 +304,7 @@ def test_a_straggler_is_waited_for_only_when_it_is_due():
 
 
 def test_a_dropped_group_is_replaced_by_a_later_one():
-    admission = Admission(2, 0)
+    admission = GroupAdmission(2, 0)
     assert [admission.begin(), admission.begin()] == [0, 1]
     admission.finish(1)
     admission.drop(0)
@@ -314,7 +314,7 @@ def test_a_dropped_group_is_replaced_by_a_later_one():
 
 
 def test_a_finished_group_that_is_dropped_or_restarted_does_not_leave():
-    admission = Admission(1, 2)
+    admission = GroupAdmission(1, 2)
     for number in (admission.begin() for _ in range(3)):
         admission.finish(number)
     admission.drop(0)
@@ -326,7 +326,7 @@ def test_a_finished_group_that_is_dropped_or_restarted_does_not_leave():
 
 
 def test_the_trainer_gets_further_batches_of_the_same_version_if_it_does_not_update():
-    admission = Admission(2, 0)
+    admission = GroupAdmission(2, 0)
     for expected in ([0, 1], [2, 3], [4, 5]):
         for number in (admission.begin() for _ in range(2)):
             admission.finish(number)
@@ -337,7 +337,7 @@ def test_the_trainer_gets_further_batches_of_the_same_version_if_it_does_not_upd
 
 
 def test_groups_that_extra_updates_made_too_old_restart_finished_ones_last():
-    admission = Admission(2, 1)
+    admission = GroupAdmission(2, 1)
     for _ in range(4):
         admission.begin()
     admission.finish(3)
@@ -352,7 +352,7 @@ def test_groups_that_extra_updates_made_too_old_restart_finished_ones_last():
 
 
 def test_a_finished_group_that_is_too_old_never_leaves():
-    admission = Admission(1, 0)
+    admission = GroupAdmission(1, 0)
     admission.finish(admission.begin())
     admission.update(1)
     assert admission.take() is None
@@ -363,10 +363,10 @@ def test_a_finished_group_that_is_too_old_never_leaves():
 
 
 def test_the_last_batch_is_short_and_an_empty_one_follows():
-    admission = Admission(3, 1)
+    admission = GroupAdmission(3, 1)
     admission.end()
     assert admission.take() == []
-    admission = Admission(3, 1)
+    admission = GroupAdmission(3, 1)
     numbers = [admission.begin() for _ in range(4)]
     admission.end()
     assert not admission.can_begin
@@ -379,7 +379,7 @@ def test_the_last_batch_is_short_and_an_empty_one_follows():
 
 
 def test_without_a_bound_on_age_max_begun_bounds_the_groups():
-    admission = Admission(2, None, max_begun=3)
+    admission = GroupAdmission(2, None, max_begun=3)
     numbers = [admission.begin() for _ in range(3)]
     assert not admission.can_begin
     for number in numbers[1:]:
@@ -392,12 +392,12 @@ def test_without_a_bound_on_age_max_begun_bounds_the_groups():
     admission.update(100)
     assert [admission.begin(), admission.begin()] == [3, 4]
     assert not admission.can_begin
-    unbounded = Admission(1, None)
+    unbounded = GroupAdmission(1, None)
     assert [unbounded.begin() for _ in range(1000)] == list(range(1000))
     assert unbounded.can_begin
 
 
-MISUSES: list[tuple[Callable[[Admission], Any], str]] = [
+MISUSES: list[tuple[Callable[[GroupAdmission], Any], str]] = [
     (lambda admission: admission.finish(0), "group 0 is finished already"),
     (lambda admission: admission.finish(9), "group 9 never began"),
     (lambda admission: admission.restart(-1), "group -1 never began"),
@@ -407,8 +407,8 @@ MISUSES: list[tuple[Callable[[Admission], Any], str]] = [
 
 
 @pytest.mark.parametrize(("misuse", "words"), MISUSES)
-def test_misuse_is_an_error(misuse: Callable[[Admission], Any], words: str):
-    admission = Admission(1, 1, version=5)
+def test_misuse_is_an_error(misuse: Callable[[GroupAdmission], Any], words: str):
+    admission = GroupAdmission(1, 1, version=5)
     admission.finish(admission.begin())
     with pytest.raises(ValueError, match=words):
         misuse(admission)
@@ -425,6 +425,6 @@ def test_misuse_is_an_error(misuse: Callable[[Admission], Any], words: str):
 )
 def test_wrong_numbers_are_refused(arguments: tuple[Any, ...], words: str):
     with pytest.raises(ValueError, match=words):
-        Admission(*arguments)
+        GroupAdmission(*arguments)
     with pytest.raises(ValueError, match=r"max_begun must be at least groups_per_batch, 4, .*; got 3"):
-        Admission(4, 1, max_begun=3)
+        GroupAdmission(4, 1, max_begun=3)

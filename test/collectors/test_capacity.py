@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.admission import GROWTH, HEADROOM, MAX_FACTOR, Capacity, Slot
+from torchrl_agentic.collectors.admission import GROWTH, HEADROOM, MAX_FACTOR, Capacity, TrajectorySlot
 
 CONCURRENT = 256
 
@@ -81,9 +81,9 @@ class Simulation:
         self._rng = random.Random(seed)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._running: list[
-            tuple[float, int, Slot, int]
+            tuple[float, int, TrajectorySlot, int]
         ] = []  # (progress at the end, order, slot, turns left)
-        self._waiting: deque[tuple[int, Slot, int]] = deque()  # (tokens, slot, turns left)
+        self._waiting: deque[tuple[int, TrajectorySlot, int]] = deque()  # (tokens, slot, turns left)
         self._steps = 0.0
         self._count = 0
         self._alarm = 0
@@ -132,7 +132,7 @@ class Simulation:
                 self._ask(slot, turns)
         self.most_open = max(self.most_open, self.capacity.open)
 
-    def _ask(self, slot: Slot, turns: int) -> None:
+    def _ask(self, slot: TrajectorySlot, turns: int) -> None:
         slot.ask()
         self._waiting.append((self.load.tokens(self._rng), slot, turns))
         self._schedule()
@@ -231,7 +231,7 @@ class Walk:
     def __init__(self, capacity: Capacity, seed: int) -> None:
         self.capacity = capacity
         self.rng = random.Random(seed)
-        self.slots: list[Slot] = []
+        self.slots: list[TrajectorySlot] = []
 
     def step(self) -> None:
         event = self.rng.choice(["enter", "enter", "ask", "answered", "leave"])
@@ -292,7 +292,7 @@ def test_tools_that_hang_add_at_most_as_many_trajectories_as_were_at_the_engine(
 @given(st.integers(1, 40))
 def test_the_limit_reaches_its_bound_if_tools_take_forever_but_return(concurrent: int):
     capacity = Capacity("auto", engine_concurrent=concurrent)
-    away: list[Slot] = []
+    away: list[TrajectorySlot] = []
     for _ in range(MAX_FACTOR):  # a round adds at least what the engine works on at once
         for slot in away:
             slot.ask()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic import Recorder, ToolCompose
 from torchrl_agentic.collectors import Branching, CollectorError, Score, Task, Trajectory
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import GroupAdmission
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
 from torchrl_agentic.messages import (
     FileRefPart,
@@ -235,7 +235,7 @@ def test_no_call_with_effects_of_a_tree_runs_twice_under_one_name(tmp_path):
 def test_restored_groups_keep_every_age_within_its_bound(seed: int):
     odds = random.Random(seed)
     size, staleness = odds.randint(1, 3), odds.randint(0, 3)
-    admission = Admission(size, staleness, odds.choice([0, 7]))
+    admission = GroupAdmission(size, staleness, odds.choice([0, 7]))
     is_trained = True
     groups, n_left = {}, 0  # (version, whether it is finished) by number
     for _ in range(2_000):
@@ -256,7 +256,7 @@ def test_restored_groups_keep_every_age_within_its_bound(seed: int):
                 admission.update(admission.version + 1)  # at most one per batch
                 is_trained = True
         else:
-            again = Admission(size, staleness, admission.version)
+            again = GroupAdmission(size, staleness, admission.version)
             groups = {again.restore(version): (version, done) for version, done in groups.values()}
             for number, (_, is_finished) in groups.items():
                 if is_finished:

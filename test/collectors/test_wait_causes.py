@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, Member, wait_causes
+from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, BatchMember, wait_causes
 from torchrl_agentic.trajectory.span import Span
 
 
@@ -20,7 +20,7 @@ def tool(start, stop, name="search"):
 
 
 def test_the_wait_for_one_trajectory_is_what_it_did():
-    member = Member("a", 0, 9, [engine(1, 4), tool(4, 8), Span("reward", 8, 9)])
+    member = BatchMember("a", 0, 9, [engine(1, 4), tool(4, 8), Span("reward", 8, 9)])
     found = wait_causes(2, 10, [member])
     assert found.causes == {"engine": 2, "tool/search": 4, "reward": 1, BATCH: 1}
     assert found.held == {"a": 7}
@@ -28,45 +28,45 @@ def test_the_wait_for_one_trajectory_is_what_it_did():
 
 def test_a_slow_tool_holds_up_nothing_while_others_are_sampled():
     """Until 4 both are missing: half of that time is the tool's. From 4 on, all of it is."""
-    slow, quick = Member("slow", 0, 10, [tool(0, 10)]), Member("quick", 0, 4, [engine(0, 4)])
+    slow, quick = BatchMember("slow", 0, 10, [tool(0, 10)]), BatchMember("quick", 0, 4, [engine(0, 4)])
     found = wait_causes(0, 10, [slow, quick])
     assert found.causes == {"tool/search": 8, "engine": 2}
     assert found.held == {"slow": 8, "quick": 2}
 
 
 def test_trajectories_that_had_ended_before_the_wait_are_no_cause():
-    done, late = Member("done", 0, 5, [engine(0, 5)]), Member("late", 0, 8, [tool(0, 8)])
+    done, late = BatchMember("done", 0, 5, [engine(0, 5)]), BatchMember("late", 0, 8, [tool(0, 8)])
     assert wait_causes(5, 8, [done, late]).held == {"late": 3}
 
 
 def test_a_trajectory_that_had_not_begun_waits_for_admission():
-    found = wait_causes(0, 6, [Member("a", 4, 6, [engine(4, 6)])])
+    found = wait_causes(0, 6, [BatchMember("a", 4, 6, [engine(4, 6)])])
     assert found.causes == {"admission": 4, "engine": 2}
 
 
 def test_calls_that_run_at_the_same_time_share_it():
-    member = Member("a", 0, 4, [Span("tools", 0, 4), tool(0, 4, "slow"), tool(0, 2, "quick")])
+    member = BatchMember("a", 0, 4, [Span("tools", 0, 4), tool(0, 4, "slow"), tool(0, 2, "quick")])
     assert wait_causes(0, 4, [member]).causes == {"tool/slow": 3, "tool/quick": 1}
 
 
 def test_calls_of_a_turn_that_wait_for_a_limit_are_tools_without_a_name():
-    member = Member("a", 0, 4, [Span("tools", 0, 4), tool(3, 4)])
+    member = BatchMember("a", 0, 4, [Span("tools", 0, 4), tool(3, 4)])
     assert wait_causes(0, 4, [member]).causes == {"tools": 3, "tool/search": 1}
 
 
 def test_a_call_that_starts_while_the_model_writes_costs_nothing_until_the_answer_ends():
-    member = Member("a", 0, 5, [engine(0, 3), tool(1, 5)])
+    member = BatchMember("a", 0, 5, [engine(0, 3), tool(1, 5)])
     assert wait_causes(0, 5, [member]).causes == {"engine": 3, "tool/search": 2}
 
 
 def test_an_update_stops_the_engine_but_no_tool():
-    sampled, ran = Member("a", 0, 4, [engine(0, 4)]), Member("b", 0, 4, [tool(0, 4)])
+    sampled, ran = BatchMember("a", 0, 4, [engine(0, 4)]), BatchMember("b", 0, 4, [tool(0, 4)])
     found = wait_causes(0, 4, [sampled, ran], [Span("update", 1, 3)])
     assert found.causes == {"update": 1, "engine": 1, "tool/search": 2}
 
 
 def test_time_between_spans_has_a_name():
-    assert wait_causes(0, 3, [Member("a", 0, 3, [engine(1, 2)])]).causes == {OTHER: 2, "engine": 1}
+    assert wait_causes(0, 3, [BatchMember("a", 0, 3, [engine(1, 2)])]).causes == {OTHER: 2, "engine": 1}
 
 
 def test_a_wait_without_trajectories_is_spent_on_the_batch():
@@ -86,7 +86,7 @@ members = st.lists(
         lambda made: (min(made[:2]), max(made[:2]), made[2])
     ),
     max_size=6,
-).map(lambda made: [Member(str(n), *each) for n, each in enumerate(made)])
+).map(lambda made: [BatchMember(str(n), *each) for n, each in enumerate(made)])
 
 
 @given(members, times, times, st.lists(st.builds(Span, st.just("update"), times, times), max_size=3))

@@ -1,4 +1,4 @@
-"""A simulated collector and trainer around `Admission`, with groups of heavy-tailed durations."""
+"""A simulated collector and trainer around `GroupAdmission`, with groups of heavy-tailed durations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torchrl_agentic.collectors.admission import Admission
+from torchrl_agentic.collectors.admission import GroupAdmission
 
 
 @dataclass
@@ -29,7 +29,7 @@ def heavy_tailed(rng: random.Random) -> float:
 
 
 def simulate(
-    admission: Admission,
+    admission: GroupAdmission,
     groups: int,
     *,
     in_flight: int,

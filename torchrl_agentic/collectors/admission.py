@@ -1,6 +1,6 @@
 """Decide which groups begin, how many trajectories are open, and which groups leave as a batch.
 
-`Admission` keeps groups from becoming too old; `Capacity` keeps the engine busy while trajectories use tools.
+`GroupAdmission` keeps groups from becoming too old; `Capacity` keeps the engine busy while tools run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DECAY = 1 / 16
 """How much an answer lowers a limit that is not used, in trajectories."""
 
 
-class Admission:
+class GroupAdmission:
     """Bound the age of groups without discarding any and without preferring short ones.
 
     The age of a group is the policy version at which it is handed out, less the version at which it began.
@@ -377,7 +377,7 @@ class Capacity:
             room = min(room, self.wanted - self.at_engine)
         return max(0, room)
 
-    def enter(self) -> Slot:
+    def enter(self) -> TrajectorySlot:
         """Begin a trajectory, which heads for the engine.
 
         Raises:
@@ -387,10 +387,10 @@ class Capacity:
             raise RuntimeError(f"no trajectory may begin now, because {self.open} are open; check free first")
         self.open += 1
         self.at_engine += 1
-        return Slot(self)
+        return TrajectorySlot(self)
 
     def observe_answer(self) -> None:
-        """Adapt the limit after an answer, which `Slot.answered` reports."""
+        """Adapt the limit after an answer, which `TrajectorySlot.answered` reports."""
         if self._is_fixed:
             return
         if self._limit >= self.open + 1:
@@ -399,7 +399,7 @@ class Capacity:
             self._limit = min(self._limit + GROWTH, self.max_open)
 
 
-class Slot:
+class TrajectorySlot:
     """Place of one open trajectory in a `Capacity`, which `Capacity.enter` returns.
 
     Each method may be called in any state. As a context manager, it leaves at the end of the block.
@@ -446,7 +446,7 @@ class Slot:
             self.is_at_engine = False
             self._capacity.at_engine -= 1
 
-    def __enter__(self) -> Slot:
+    def __enter__(self) -> TrajectorySlot:
         return self
 
     def __exit__(

@@ -37,7 +37,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 
-from torchrl_agentic.collectors.admission import Admission, Capacity
+from torchrl_agentic.collectors.admission import Capacity, GroupAdmission
 from torchrl_agentic.collectors.batching import collector_batch
 from torchrl_agentic.collectors.branching import Branching, check_branches
 from torchrl_agentic.collectors.collector_state import CollectorState
@@ -308,7 +308,7 @@ class AgentCollector(BaseCollector):
         self.engine = engine
         self._tasks = tasks
         self._groups_per_batch, self._max_staleness = groups_per_batch, max_staleness
-        self._admission = Admission(groups_per_batch, max_staleness, engine.version)
+        self._admission = GroupAdmission(groups_per_batch, max_staleness, engine.version)
         self._capacity = Capacity(max_in_flight, engine_concurrent=engine.max_concurrent)
         self._followed = of_tokens if max_in_flight == "auto" else None
         self._failures = FailurePolicy(
@@ -408,7 +408,7 @@ class AgentCollector(BaseCollector):
         saved = self._saved
         if saved is not None:
             self._version_base = saved.version - self.engine.version
-            self._admission = Admission(self._groups_per_batch, self._max_staleness, saved.version)
+            self._admission = GroupAdmission(self._groups_per_batch, self._max_staleness, saved.version)
         permits = self._permits()
         self.stats.begin(loop.time, capacity=self._capacity, permits=permits, first_batch=self._iter + 1)
         encoder = self._spec.encoder

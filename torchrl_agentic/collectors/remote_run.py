@@ -19,16 +19,16 @@ from torchrl_agentic.collectors.worker_messages import (
     Cancel,
     Doing,
     Ended,
+    EngineMessage,
     Failed,
     FromWorker,
     News,
-    Piece,
     Refuse,
-    Reply,
-    Said,
     Sealed,
     StartedEarly,
+    TokenChunk,
     ToWorker,
+    WrittenTurns,
 )
 from torchrl_agentic.collectors.workers import WorkerLost
 from torchrl_agentic.engines.base import ContextExceeded, OnIds
@@ -47,7 +47,7 @@ STOP_LIMIT_S = 30.0
 """Seconds that a worker may send nothing while a cancelled trajectory is open there; it is ended then."""
 
 
-class Place(Protocol):
+class WorkerSlot(Protocol):
     """A trajectory's place on a worker.
 
     Attributes:
@@ -74,7 +74,7 @@ class Place(Protocol):
 class Places(Protocol):
     """Assigns trajectories to workers."""
 
-    async def enter(self, run: RemoteRun, begin: Begin) -> Place:
+    async def enter(self, run: RemoteRun, begin: Begin) -> WorkerSlot:
         """Wait for a worker, and begin a trajectory on it.
 
         Args:
@@ -147,7 +147,7 @@ class RemoteRun:
         self._messages: list[Mapping[str, Any]] = []
         self._turns: list[Turn] = []
         self._spans: list[Span] = []
-        self._sealed: list[Sealed[Said]] = []  # the turns behind those
+        self._sealed: list[Sealed[WrittenTurns]] = []  # the turns behind those
         self._n_turns = 0
         self._ledger: TokenLedger | None = None if shared.spec.encoder is None else TokenLedger()
         encoder = shared.spec.encoder
@@ -158,7 +158,7 @@ class RemoteRun:
         self._media: dict[str, list[Any]] = {}
         self._engine_error: Exception | None = None
         self._next: asyncio.Future[FromWorker] = self._loop.create_future()
-        self._place: Place | None = None
+        self._place: WorkerSlot | None = None
         self.time_limit: asyncio.Timeout | None = None
 
     @property
@@ -203,7 +203,7 @@ class RemoteRun:
             self._place.leave(self)
             self._place = None
 
-    async def _entered(self, begin: Begin) -> Place:
+    async def _entered(self, begin: Begin) -> WorkerSlot:
         """Wait for a worker, while the time limit of the trajectory stands still, and begin there."""
         limit, left = self.time_limit, None
         if limit is not None and (deadline := limit.when()) is not None:
@@ -215,7 +215,7 @@ class RemoteRun:
             if limit is not None and left is not None:
                 limit.reschedule(self._loop.time() + left)
 
-    async def _follow(self, place: Place) -> Ended:
+    async def _follow(self, place: WorkerSlot) -> Ended:
         """Answer a worker's requests until the trajectory has ended there."""
         try:
             while True:
@@ -238,7 +238,7 @@ class RemoteRun:
             await run_to_completion(self._stop(place), always_wait=True)
             raise
 
-    async def _stop(self, place: Place) -> None:
+    async def _stop(self, place: WorkerSlot) -> None:
         """End the trajectory on its worker, and wait until everything is closed there.
 
         A worker that sends nothing for `STOP_LIMIT_S` is ended.
@@ -283,7 +283,7 @@ class RemoteRun:
         """Fail the trajectory, because a message for the worker cannot be pickled."""
         self.take(Failed(self.name, error, self.phase))
 
-    async def _sample(self, place: Place, ask: Ask) -> None:
+    async def _sample(self, place: WorkerSlot, ask: Ask) -> None:
         """Sample an answer, and send it."""
         self._take_news(ask.news)
         for kind, items in ask.media.items():
@@ -303,13 +303,13 @@ class RemoteRun:
         self._span("engine", start, tokens=len(ids), status=finish)
         place.post(Answer(self.name, array("q", ids), finish, self._version))
 
-    def _stream(self, place: Place) -> OnIds:
+    def _stream(self, place: WorkerSlot) -> OnIds:
         def send(ids: Sequence[int]) -> None:
-            place.post(Piece(self.name, list(ids)))
+            place.post(TokenChunk(self.name, list(ids)))
 
         return send
 
-    async def _message(self, place: Place, ask: AskChat) -> None:
+    async def _message(self, place: WorkerSlot, ask: AskChat) -> None:
         """Request a message, and send it."""
         self._take_news(ask.news)
         if ask.tools is not None:
@@ -327,9 +327,9 @@ class RemoteRun:
             self._refuse(place, error)
             return
         self._span("engine", start, status=message.finish)
-        place.post(Reply(self.name, message, self._version))
+        place.post(EngineMessage(self.name, message, self._version))
 
-    def _refuse(self, place: Place, error: Exception) -> None:
+    def _refuse(self, place: WorkerSlot, error: Exception) -> None:
         """Pass a failure of the engine on, which ends the trajectory, and maybe as truncated."""
         is_too_long = isinstance(error, ContextExceeded)
         if not is_too_long:

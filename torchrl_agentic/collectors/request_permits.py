@@ -64,14 +64,14 @@ class RequestPermits:
         """Tokens of the requests at the engine, with those that their answers are expected to have."""
         return self._prompts + self.requests * self._answer
 
-    def hold(self, tokens: int, *, is_new: bool) -> Permit:
+    def hold(self, tokens: int, *, is_new: bool) -> RequestPermit:
         """Return the permit of one answer, an async context manager that waits for room.
 
         Args:
             tokens: Number of tokens of the prompt.
             is_new: Whether the trajectory has no answer yet.
         """
-        return Permit(self, tokens, is_new)
+        return RequestPermit(self, tokens, is_new)
 
     def answered(self, tokens: int) -> None:
         """Learn the length of an answer.
@@ -192,7 +192,7 @@ class RequestPermits:
             heapq.heappop(self._queue)
 
 
-class Permit:
+class RequestPermit:
     """Place of one answer at an engine, which `RequestPermits.hold` returns.
 
     Args:

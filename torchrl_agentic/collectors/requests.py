@@ -38,7 +38,7 @@ class EngineCrash(InfrastructureError):
     """An engine raised an exception that its protocol does not know; the request is not made again."""
 
 
-class Answered(Protocol):
+class WrittenAnswer(Protocol):
     """Tokens to which an answer is appended, such as a `TokenWriter` or a `TokenLedger`."""
 
     @property
@@ -171,7 +171,7 @@ class Requests:
         self.permits.answered(len(found[0]))
         return found
 
-    async def answer(self, tokens: Answered, *, max_tokens: int, key: str) -> tuple[list[int], Finish]:
+    async def answer(self, tokens: WrittenAnswer, *, max_tokens: int, key: str) -> tuple[list[int], Finish]:
         """Sample one answer as `sample` does, but hold no request back for the KV cache.
 
         Args:
@@ -192,7 +192,7 @@ class Requests:
 
     async def _sample(
         self,
-        writer: Answered,
+        writer: WrittenAnswer,
         max_tokens: int,
         key: str,
         on_ids: OnIds | None,

@@ -1,6 +1,6 @@
 """`RolloutLoop`: begins groups of trajectories, replaces failed ones, and hands out batches of whole groups.
 
-It lives on one event loop. `Admission` and `Capacity` decide what may begin and leave; this module acts.
+It lives on one event loop. `GroupAdmission` and `Capacity` decide what may begin and leave; this module acts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from torchrl_agentic.collectors.admission import Admission, Capacity, Slot
+from torchrl_agentic.collectors.admission import Capacity, GroupAdmission, TrajectorySlot
 from torchrl_agentic.collectors.branching import Branch, Branching, Forking
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
 from torchrl_agentic.collectors.done_tasks import DoneTasks
@@ -134,7 +134,7 @@ class RolloutLoop:
         requests: Requests,
         tasks: Iterable[Any] | AsyncIterable[Any],
         *,
-        admission: Admission,
+        admission: GroupAdmission,
         capacity: Capacity,
         failures: FailurePolicy,
         stats: CollectorStats,
@@ -501,7 +501,7 @@ class RolloutLoop:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
-    async def _run(self, group: Group, index: int, slot: Slot) -> None:
+    async def _run(self, group: Group, index: int, slot: TrajectorySlot) -> None:
         """Run one trajectory of a group, and decide what follows from its end."""
         branch = group.branches.get(index)
         session = None if branch is None else branch.take_session()
@@ -761,7 +761,7 @@ class _Observer:
 
     __slots__ = ("_notify", "_slot", "_stats")
 
-    def __init__(self, stats: CollectorStats, slot: Slot, notify: Callable[[], None]) -> None:
+    def __init__(self, stats: CollectorStats, slot: TrajectorySlot, notify: Callable[[], None]) -> None:
         self._stats, self._slot, self._notify = stats, slot, notify
 
     def doing(self, name: str, cause: Cause, detail: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torchrl_agentic.collectors.stats_table import scalars_of, table_of
 from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow, TimelineWriter
-from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, Member, WaitCauses, wait_causes
+from torchrl_agentic.collectors.wait_causes import BATCH, OTHER, BatchMember, WaitCauses, wait_causes
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import truncate
 from torchrl_agentic.trajectory.span import Cause, Span
@@ -374,7 +374,7 @@ class CollectorStats:
                 self._wait.last, self._wait.last_s = found, 0.0
             else:
                 members = [
-                    Member(row.name, row.began, ends[row.name], [s for s in row.spans if s.stop > began])
+                    BatchMember(row.name, row.began, ends[row.name], [s for s in row.spans if s.stop > began])
                     for row in rows
                 ]
                 found = wait_causes(began, now, members, tuple(self._own))

@@ -18,7 +18,7 @@ _FIRST = ("engine", "user", "reward", "admission")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BatchMember:
     """A trajectory of the batch that was waited for.
 
     Attributes:
@@ -47,7 +47,9 @@ class WaitCauses:
     held: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-def wait_causes(start: float, stop: float, members: Iterable[Member], own: Sequence[Span] = ()) -> WaitCauses:
+def wait_causes(
+    start: float, stop: float, members: Iterable[BatchMember], own: Sequence[Span] = ()
+) -> WaitCauses:
     """Divide a wait for a batch among its causes.
 
     At each moment the wait is divided equally among the trajectories of the batch that have not ended, and
@@ -103,7 +105,7 @@ class _Shares:
 
 
 def _pieces(
-    member: Member, start: float, stop: float, updates: Sequence[Span]
+    member: BatchMember, start: float, stop: float, updates: Sequence[Span]
 ) -> Iterator[tuple[float, Sequence[str]]]:
     """Cut the time of a trajectory where a span starts or stops; yield the end and the keys of each piece."""
     begun = min(max(member.began, start), stop)

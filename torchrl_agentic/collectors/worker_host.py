@@ -19,15 +19,15 @@ from torchrl_agentic.collectors.worker_messages import (
     Cancel,
     Doing,
     Ended,
+    EngineMessage,
     Failed,
     FromWorker,
     News,
-    Piece,
     Refuse,
-    Reply,
-    Said,
     Sealed,
     StartedEarly,
+    TokenChunk,
+    WrittenTurns,
     gather_s,
     pack,
     portable_error,
@@ -96,7 +96,7 @@ class _Hosted:
     ) -> None:
         self.engine: Any = engine
         self._post: Callable[[FromWorker], None] = post
-        self._reply: asyncio.Future[Answer | Reply] | None = None
+        self._reply: asyncio.Future[Answer | EngineMessage] | None = None
         self._on_ids: OnIds | None = None
         self._spans: list[Span] = []
         self._n_said = 0  # messages that the collector knows, of an engine that takes messages
@@ -169,10 +169,10 @@ class _Hosted:
         said, self._n_said = messages[self._n_said :], len(messages)
         first = tools if len(said) == len(messages) else None
         found = await self._asked(AskChat(self.run.name, self._news(None), said, first, max_tokens))
-        assert isinstance(found, Reply)
+        assert isinstance(found, EngineMessage)
         return found.message
 
-    async def _asked(self, request: Ask | AskChat) -> Answer | Reply:
+    async def _asked(self, request: Ask | AskChat) -> Answer | EngineMessage:
         reply = self._reply = asyncio.get_running_loop().create_future()
         self._post(request)
         found = await reply
@@ -183,7 +183,7 @@ class _Hosted:
         """Return what the collector does not know yet."""
         sealed, n_turns = None, self.run.n_turns - self._n_turns
         if n_turns:
-            said = Said(*self.run.since(self._n_messages, self._n_turns))
+            said = WrittenTurns(*self.run.since(self._n_messages, self._n_turns))
             self._n_messages += len(said.messages)
             self._n_turns += n_turns
             sealed = Sealed(said)
@@ -197,10 +197,10 @@ class _Hosted:
         self._n_tokens += len(ids)
         return News(sealed, n_turns, spans, base, ids, sources)
 
-    def take(self, message: Answer | Reply | Piece | Refuse) -> None:
+    def take(self, message: Answer | EngineMessage | TokenChunk | Refuse) -> None:
         """Take what the collector sends."""
         reply = self._reply
-        if isinstance(message, Piece):
+        if isinstance(message, TokenChunk):
             if self._on_ids is not None:
                 self._on_ids(message.ids)
         elif reply is None or reply.done():

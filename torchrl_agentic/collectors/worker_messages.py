@@ -53,7 +53,7 @@ class Answer(NamedTuple):
     version: int
 
 
-class Reply(NamedTuple):
+class EngineMessage(NamedTuple):
     """To a worker: the message of an engine that takes messages."""
 
     name: str
@@ -61,7 +61,7 @@ class Reply(NamedTuple):
     version: int
 
 
-class Piece(NamedTuple):
+class TokenChunk(NamedTuple):
     """To a worker: sampled ids of an answer that goes on."""
 
     name: str
@@ -106,7 +106,7 @@ class Sealed(Generic[T]):
         return pickle.loads(self._pickled) if self._value is None else self._value
 
 
-class Said(NamedTuple):
+class WrittenTurns(NamedTuple):
     """The fields of the messages of some turns, their records, and the rewards of the transforms."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -126,7 +126,7 @@ class News(NamedTuple):
         sources: Sources of these tokens.
     """
 
-    said: Sealed[Said] | None
+    said: Sealed[WrittenTurns] | None
     n_turns: int
     spans: Sequence[Span]
     base: int = 0
@@ -188,7 +188,7 @@ class Failed(NamedTuple):
     phase: Literal["task", "trajectory", "reward"]
 
 
-ToWorker: TypeAlias = Begin | Answer | Reply | Piece | Refuse | Cancel
+ToWorker: TypeAlias = Begin | Answer | EngineMessage | TokenChunk | Refuse | Cancel
 FromWorker: TypeAlias = Ask | AskChat | Doing | StartedEarly | Ended | Failed
 
 
