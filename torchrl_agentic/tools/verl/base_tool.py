@@ -15,6 +15,7 @@ import pydantic
 
 from torchrl_agentic.messages import JSON, VideoPart, fields_of
 from torchrl_agentic.tools.function import function_tool, schema_fields
+from torchrl_agentic.tools.images import open_image
 from torchrl_agentic.tools.schema import Schema
 
 __all__ = [
@@ -231,8 +232,6 @@ def process_image(image: Any) -> Any:
     Raises:
         ValueError: If it has another type, or cannot be opened.
     """
-    from torchrl_agentic.tools.verl.image_zoom import open_image
-
     return open_image(image)
 
 
