@@ -9,14 +9,13 @@ a process with these limits and the rights of the trainer converts it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib.util
 import logging
 import socket
 import ssl
-import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -51,21 +50,15 @@ with open("page.html", "rb") as file:
 with open("page.txt", "wb") as file:
     file.write(text[:{limit}].encode("utf-8", "replace"))
 """
-_CHILD = f"""\
-import sys
-try:
-    import resource
-    for limit, value in ((resource.RLIMIT_AS, {MAX_MEMORY_BYTES}), (resource.RLIMIT_CPU, {MAX_SECONDS})):
-        try:
-            resource.setrlimit(limit, (value, value))
-        except (ValueError, OSError):
-            pass
-except ImportError:
-    pass
-html = sys.stdin.buffer.read().decode("utf-8", "replace")
-{{convert}}
-sys.stdout.buffer.write(text[:{{limit}}].encode("utf-8", "replace"))
+_LIMITS = f"""\
+import resource
+for limit, value in ((resource.RLIMIT_AS, {MAX_MEMORY_BYTES}), (resource.RLIMIT_CPU, {MAX_SECONDS})):
+    try:
+        resource.setrlimit(limit, (value, value))
+    except (ValueError, OSError):
+        pass
 """
+"""Python code that sets the limits where no sandbox does."""
 _choosing = threading.Lock()
 
 
@@ -101,27 +94,28 @@ class PageReader:
             html: Source of the page.
             limit: Most characters to return.
         """
-        data = html.encode("utf-8", "replace")
+        program = _INSIDE.format(convert=self._convert, limit=limit)
         async with self._places:
-            sandbox = await asyncio.to_thread(_template)
-            if sandbox is None:
-                text = await _in_process(_CHILD.format(convert=self._convert, limit=limit), data)
-            else:
-                program = _INSIDE.format(convert=self._convert, limit=limit)
-                text = await _in_sandbox(sandbox.fresh(), program, data, 4 * limit)
+            sandbox = (await asyncio.to_thread(_template)).fresh()
+            text = await _converted(sandbox, program, html.encode("utf-8", "replace"), 4 * limit)
         return None if text is None else text.decode("utf-8", "replace")
 
 
-def _template() -> Sandbox | None:
-    """Return the template of the sandboxes for pages, or None if no sandbox works."""
+def _template() -> Sandbox:
+    """Return the template of the sandboxes for pages."""
     with _choosing:
         return page_sandbox()
 
 
 @functools.cache
-def page_sandbox() -> Sandbox | None:
-    """Return the sandbox whose copies read web pages, or None, with a warning, if none works here."""
-    from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, default_sandbox
+def page_sandbox() -> Sandbox:
+    """Return the sandbox whose copies read web pages; if none works here, one without isolation, and warn."""
+    from torchrl_agentic.sandbox import (
+        ForkServerSandbox,
+        ResourceLimits,
+        UnsafeSubprocessSandbox,
+        default_sandbox,
+    )
 
     limits = ResourceLimits(
         cpu_seconds=MAX_SECONDS, wall_seconds=MAX_SECONDS + 1, memory_bytes=MAX_MEMORY_BYTES, max_processes=4
@@ -130,49 +124,34 @@ def page_sandbox() -> Sandbox | None:
         sandbox = default_sandbox(limits)
     except SandboxError as error:
         logger.warning("web pages are converted with limits, but without a sandbox: %s", error)
-        return None
+        return UnsafeSubprocessSandbox(limits)
     if isinstance(sandbox, ForkServerSandbox):
         return ForkServerSandbox(limits, preload=("inscriptis",))
     return sandbox
 
 
-async def _in_sandbox(sandbox: Sandbox, program: str, html: bytes, max_bytes: int) -> bytes | None:
+async def _converted(sandbox: Sandbox, program: str, html: bytes, max_bytes: int) -> bytes | None:
     from torchrl_agentic.repl import ForkServerRepl
     from torchrl_agentic.sandbox import ForkServerSandbox
 
     try:
+        if not sandbox.isolated:
+            with warnings.catch_warnings(action="ignore"):  # the log has said once that nothing is isolated
+                await sandbox.open()
         async with sandbox:
             await sandbox.write_file("page.html", html)
             if isinstance(sandbox, ForkServerSandbox):  # its interpreter has the library loaded already
                 async with ForkServerRepl(sandbox) as repl:
                     done = (await repl.execute(program, timeout=MAX_SECONDS + 1)).status == "ok"
             else:
-                done = (await sandbox.run((*sandbox.python_argv, "-c", program))).exit_code == 0
+                code = program if sandbox.isolated else _LIMITS + program
+                done = (await sandbox.run((*sandbox.python_argv, "-c", code))).exit_code == 0
             return await sandbox.read_file("page.txt", max_bytes) if done else None
     except SandboxError as error:
         logger.warning("a web page could not be converted in a sandbox: %s", error)
     except OSError:
         pass  # the page or its text is too large for the sandbox
     return None
-
-
-async def _in_process(program: str, html: bytes) -> bytes | None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-c", program,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL, env={"LANG": "C.UTF-8"},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(MAX_SECONDS + 1):
-            out, _ = await process.communicate(html)
-    except (TimeoutError, ConnectionError):
-        return None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-    return out if process.returncode == 0 else None
 
 
 Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
