@@ -21,6 +21,7 @@ import httpx
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import read_json
@@ -158,7 +159,7 @@ class Patience:
         tries: Most tries.
         first_s: Pause after the first try, in seconds; each further pause is twice as long, and a random part
             is added. The pause that a service asks for takes precedence.
-        longest_s: Longest pause, in seconds.
+        longest_s: Longest pause without the random part, in seconds.
 
     Raises:
         ValueError: If a number is not above 0.
@@ -472,8 +473,7 @@ def pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -
         return None
     if error.retry_after is not None:
         return _longer(min(error.retry_after, MAX_PAUSE_S))
-    pause = patience.first_s * 2.0 ** min(tries - 1, 64) + patience.first_s * random.random()
-    return min(patience.longest_s, pause)
+    return backoff_pause_s(tries, patience.first_s, patience.longest_s, chance=random.random())
 
 
 def _longer(seconds: float) -> float:

@@ -20,6 +20,7 @@ from mcp_types.jsonrpc import CONNECTION_CLOSED
 from pydantic import TypeAdapter, ValidationError
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
@@ -110,7 +111,8 @@ class Client:
             self.restarts += 1
             self._untold = self._untold or not lost.told
             await lost.close()
-        await asyncio.sleep(pause_s(self._tries))
+        if self._tries:
+            await asyncio.sleep(backoff_pause_s(self._tries, FIRST_PAUSE_S, LONGEST_PAUSE_S))
         self._tries += 1
         self._is_stale = True
         connection = Connection(
@@ -331,12 +333,3 @@ class Client:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-def pause_s(tries: int) -> float:
-    """Return the pause before the next try to connect, in seconds.
-
-    Args:
-        tries: Number of tries since the last successful call.
-    """
-    return 0.0 if tries == 0 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16))
