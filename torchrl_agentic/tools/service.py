@@ -247,7 +247,7 @@ class ServiceClient:
             CircuitOpen: If the circuit of the limiter is open, because the service has failed repeatedly.
         """
         limiter = self.limiter
-        call = _Call(self, ctx)
+        call = _ServiceCall(self, ctx)
         most = 1 if limiter is not None and limiter.circuit != "closed" else self.patience.tries
         tries, last = 0, None
         bound = asyncio.timeout(None)
@@ -375,7 +375,7 @@ class ServiceClient:
         await self.close()
 
 
-class _Call:
+class _ServiceCall:
     """The time of one call of a service, which expires at `until` on the event loop's clock.
 
     While the call waits for its first slot, each response of the service to another call moves `until` back.

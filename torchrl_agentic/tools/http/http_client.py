@@ -168,7 +168,7 @@ class WireLimit(Exception):
 
 
 @dataclass(slots=True)
-class Progress:
+class CallProgress:
     """Progress of one call.
 
     Attributes:
@@ -186,7 +186,7 @@ class Progress:
     body: bytearray = field(default_factory=bytearray)
 
 
-current: ContextVar[Progress] = ContextVar("progress of the HTTP call")
+current: ContextVar[CallProgress] = ContextVar("progress of the HTTP call")
 """Progress of the call whose task is running: httpcore does not pass the request to its network backend."""
 
 
@@ -388,7 +388,7 @@ KEEP_ALIVE_S = 2.0
 MAX_IDLE = 20
 
 
-class _Stream(httpx.AsyncByteStream):
+class _ResponseBody(httpx.AsyncByteStream):
     """Body of a response, whose end gives its connection back or closes it."""
 
     def __init__(
@@ -462,7 +462,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         except BaseException:
             await run_to_completion(connection.aclose())
             raise
-        stream = _Stream(response, connection, functools.partial(self._give_back, sent.url.origin))
+        stream = _ResponseBody(response, connection, functools.partial(self._give_back, sent.url.origin))
         return httpx.Response(response.status, headers=response.headers, stream=stream)
 
     async def _connection(self, origin: httpcore.Origin) -> httpcore.AsyncHTTPConnection:
@@ -504,7 +504,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
             await run_to_completion(self._idle.popleft()[1].aclose())
 
 
-class Client:
+class PinnedClient:
     """Connections and page reader of a tool on one event loop, shared by all trajectories.
 
     Args:

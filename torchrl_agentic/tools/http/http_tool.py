@@ -24,9 +24,9 @@ from torchrl_agentic.tools.http.exchange import (
     exchange,
 )
 from torchrl_agentic.tools.http.http_client import (
-    Client,
+    CallProgress,
     PinnedBackend,
-    Progress,
+    PinnedClient,
     Resolver,
     current,
     look_up,
@@ -195,7 +195,7 @@ class HttpTool(Tool):
         self._credentials = _by_origin(credentials)
         self._backend = PinnedBackend(self.policy, resolver)
         self._ssl_context = ProcessBound[ssl.SSLContext]()
-        self._clients = PerLoop[Client]()
+        self._clients = PerLoop[PinnedClient]()
         self._users = Users()
         self.effects = Effects.PURE if set(self.methods) <= READING else Effects(writes=[name])
         self.description = describe(self.methods, self.policy)
@@ -205,8 +205,8 @@ class HttpTool(Tool):
         """Fetch the URL, and return the response."""
         request, as_text, start = self._read(args)
         trusted = await self._trusted(ctx)
-        client = self._clients.get(lambda: Client(self._backend, trusted))
-        progress = Progress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
+        client = self._clients.get(lambda: PinnedClient(self._backend, trusted))
+        progress = CallProgress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
         token = current.set(progress)
         try:
             async with asyncio.timeout(self.timeout):
@@ -259,7 +259,13 @@ class HttpTool(Tool):
         return self._credentials.get(request.target.origin, {})
 
     async def _shown(
-        self, client: Client, response: HttpResponse, progress: Progress, *, as_text: bool, start: int
+        self,
+        client: PinnedClient,
+        response: HttpResponse,
+        progress: CallProgress,
+        *,
+        as_text: bool,
+        start: int,
     ) -> ToolResult:
         body, limit, notes = progress.body, self.output_max_chars, ()
         progress.doing = "converting the response to text"
@@ -276,7 +282,7 @@ class HttpTool(Tool):
                 text = page_text
         return http_result(response, body, text, start=start, limit=limit, notes=notes)
 
-    def _late(self, progress: Progress) -> ToolResult:
+    def _late(self, progress: CallProgress) -> ToolResult:
         size = len(progress.body)
         line = f"Error: timed out after {self.timeout:g} s while {progress.doing}; received {size} bytes"
         partial = text_of(progress.body[: 4 * PARTIAL_CHARS], "", whole=False) if size else None

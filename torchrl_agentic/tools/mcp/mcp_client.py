@@ -1,4 +1,4 @@
-"""`Client`: calls the tools of one MCP server, over a `Connection` that it opens again after a loss."""
+"""`MCPClient`: calls the tools of one MCP server, over a `Connection` that it opens again after a loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
 from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport, too_large
-from torchrl_agentic.tools.mcp.stdio_transport import Report, stdio
+from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ CLOSE_S = 8.0
 """Seconds that closing may take before it is cancelled."""
 
 
-class Client:
+class MCPClient:
     """Calls the tools of a server over one connection, which all callers share.
 
     Args:
@@ -359,9 +359,9 @@ class Connection:
         told: Whether a call has reported the loss.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: MCPClient) -> None:
         self.client, self.config = client, client.config
-        self.report, self.answers = Report(), Answers()
+        self.report, self.answers = ServerReport(), Answers()
         self.reason = ""
         self.told = False
         self._session: ClientSession | None = None
@@ -461,7 +461,7 @@ class Connection:
         async with (
             transport as (read, write),
             ClientSession(
-                _Watched(read, self._read_to_the_end),
+                _WatchedStream(read, self._read_to_the_end),
                 write,
                 message_handler=self._message,
                 client_info=Implementation(name="torchrl-agentic", version="1"),
@@ -552,7 +552,7 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-class _Watched(anyio.abc.ObjectReceiveStream[Any]):
+class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
     """A stream of messages that calls a function when it has ended."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import mcp_types
     from mcp_types import CallToolResult, ContentBlock
 
-    from torchrl_agentic.tools.mcp.mcp_client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import MCPClient
     from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class MCPTool(Tool):
         self.toolset = toolset
         self.name = name
         self.server_name = definition.name
-        self.client: Client | None = None
+        self.client: MCPClient | None = None
         self.take(definition)
 
     def take(self, definition: mcp_types.Tool) -> None:
@@ -221,7 +221,7 @@ class MCPTool(Tool):
             return result
 
     async def _call(
-        self, client: Client, args: Mapping[str, JSON], ctx: ToolContext, queued_at: float
+        self, client: MCPClient, args: Mapping[str, JSON], ctx: ToolContext, queued_at: float
     ) -> ToolResult:
         started = time.monotonic()
         last: list[MCPProgress] = []
