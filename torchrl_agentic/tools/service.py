@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import math
 import os
 import random
@@ -122,13 +123,8 @@ class ServiceError(InfrastructureError):
         self.status = status
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_remade, (str(self), self.reason, self.is_transient, self.retry_after, self.status))
-
-
-def _remade(
-    text: str, reason: str, is_transient: bool, retry_after: float | None, status: int | None
-) -> ServiceError:
-    return ServiceError(text, reason, is_transient=is_transient, retry_after=retry_after, status=status)
+        more = {"is_transient": self.is_transient, "retry_after": self.retry_after, "status": self.status}
+        return (functools.partial(ServiceError, **more), (str(self), self.reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,9 +178,9 @@ class MCPClient:
                     size += self._size(page.tools)
                     found += page.tools
                     if len(found) > MAX_TOOLS or size > MAX_DEFINITIONS:
-                        raise InfrastructureError(
-                            f"the MCP server {self.config.name!r} lists more than {MAX_TOOLS:,} tools, or "
-                            f"describes them with more than {MAX_DEFINITIONS:,} characters"
+                        raise self._error(
+                            f"lists more than {MAX_TOOLS:,} tools, or describes them with more than "
+                            f"{MAX_DEFINITIONS:,} characters"
                         )
                     cursor = page.next_cursor
                     if cursor is None:
@@ -190,15 +190,13 @@ class MCPClient:
                         break
                     seen.add(cursor)
         except TimeoutError:
-            what = f"did not list its tools within {self.start_timeout:g} s"
-            raise InfrastructureError(f"the MCP server {self.config.name!r} {what}") from None
+            raise self._error(f"did not list its tools within {self.start_timeout:g} s") from None
         except MCPError as error:
-            raise self._failure(connection, error) or InfrastructureError(
-                f"the MCP server {self.config.name!r} does not list its tools: {self._shown(error.message)}"
-            ) from error
+            refusal = self._error(f"does not list its tools: {self._shown(error.message)}")
+            raise self._failure(connection, error) or refusal from error
         except ValidationError as error:
             raise self._garbage(error) from error
-        raise InfrastructureError(f"the MCP server {self.config.name!r} sends an endless list of tools")
+        raise self._error("sends an endless list of tools")
 
     def _size(self, tools: Sequence[Tool]) -> int:
         """Return the number of characters in the descriptions of some tools."""
@@ -206,9 +204,9 @@ class MCPClient:
         for tool in tools:
             size = len(canonical(tool))
             if size > MAX_DEFINITION:
-                raise InfrastructureError(
-                    f"the MCP server {self.config.name!r} describes its tool {tool.name[:_SHOWN]!r} with "
-                    f"{size:,} characters; at most {MAX_DEFINITION:,} are allowed"
+                raise self._error(
+                    f"describes its tool {tool.name[:_SHOWN]!r} with {size:,} characters; at most "
+                    f"{MAX_DEFINITION:,} are allowed"
                 )
             total += size
         return total
@@ -247,9 +245,7 @@ class MCPClient:
             async with asyncio.timeout_at(until):
                 connection = await self._looked_at_connection()
         except TimeoutError:
-            raise InfrastructureError(
-                f"the MCP server {self.config.name!r} could not be reached within {left_s:.3g} s"
-            ) from None
+            raise self._error(f"could not be reached within {left_s:.3g} s") from None
         if until is not None:
             left_s = until - asyncio.get_running_loop().time()
             timeout = left_s if timeout is None else min(timeout, left_s)
@@ -290,9 +286,7 @@ class MCPClient:
                 if self._is_stale:  # no other waiting call has listed the tools
                     await self._look()
         if self._looked_at is None or not self._looked_at.is_live:
-            raise InfrastructureError(
-                f"the MCP server {self.config.name!r} was lost each time after it had listed its tools"
-            )
+            raise self._error("was lost each time after it had listed its tools")
         return self._looked_at
 
     def _remarks(self) -> Sequence[str]:
@@ -312,18 +306,16 @@ class MCPClient:
         if is_closed or not connection.is_live or error.message.startswith("SSE stream"):
             connection.lose(error.message)
             connection.told = True
-            return InfrastructureError(
-                f"the MCP server {self.config.name!r} was lost during the call ({self._how(connection)}); "
-                "its state in memory is lost, and the next call restarts it or connects to it again"
+            is_forgotten = connection.answers.forgotten
+            how = "it no longer knows the session" if is_forgotten else self._shown(connection.reason)
+            return self._error(
+                f"was lost during the call ({how}); its state in memory is lost, and the next call restarts "
+                "it or connects to it again"
             )
-        return InfrastructureError(
-            f"the MCP server {self.config.name!r} {connection.answers.text() or self._shown(str(error))}"
-        )
+        return self._error(connection.answers.text() or self._shown(str(error)))
 
-    def _how(self, connection: Connection) -> str:
-        if connection.answers.forgotten:
-            return "it no longer knows the session"
-        return self._shown(connection.reason)
+    def _error(self, what: str) -> InfrastructureError:
+        return InfrastructureError(f"the MCP server {self.config.name!r} {what}")
 
     def _shown(self, text: str) -> str:
         """Return a text of the server for one of our messages, without secrets and control characters."""
@@ -332,7 +324,7 @@ class MCPClient:
     def _garbage(self, error: ValidationError) -> InfrastructureError:
         first: Any = error.errors(include_url=False, include_input=False)[0]
         where = self._shown(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-        return InfrastructureError(f"the MCP server {self.config.name!r} violates the protocol: {where}")
+        return self._error(f"violates the protocol: {where}")
 
     async def close(self) -> None:
         """Close the connection; a later call opens a new one."""
