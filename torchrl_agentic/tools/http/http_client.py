@@ -30,6 +30,7 @@ from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxErr
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.http.policy import Address, HostPolicy, parse_address, plain
+from torchrl_agentic.tools.per_loop import PerLoop
 
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox import Sandbox
@@ -73,7 +74,7 @@ def require() -> None:
 
 
 class PageReader:
-    """Converts web pages to text, a few at a time, on one event loop.
+    """Converts web pages to text, a few at a time on each event loop.
 
     Each page has its own sandbox, of the strongest kind that works on this machine, so that a page that takes
     over its parser cannot read other pages or the host. If no sandbox works, this is logged once, and
@@ -85,7 +86,7 @@ class PageReader:
 
     def __init__(self, convert: str = CONVERT) -> None:
         self._convert = convert
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = PerLoop[asyncio.Semaphore]()
 
     async def text_of(self, html: str, limit: int) -> str | None:
         """Return the text of a page, or None if the conversion fails or exceeds its limits.
@@ -95,7 +96,7 @@ class PageReader:
             limit: Most characters to return.
         """
         program = _INSIDE.format(convert=self._convert, limit=limit)
-        async with self._places:
+        async with self._places.get(lambda: asyncio.Semaphore(AT_ONCE)):
             sandbox = (await asyncio.to_thread(_template)).fresh()
             text = await _converted(sandbox, program, html.encode("utf-8", "replace"), 4 * limit)
         return None if text is None else text.decode("utf-8", "replace")
@@ -502,23 +503,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         self._is_closed = True
         while self._idle:
             await run_to_completion(self._idle.popleft()[1].aclose())
-
-
-class PinnedClient:
-    """Connections and page reader of a tool on one event loop, shared by all trajectories.
-
-    Args:
-        backend: Opens the connections.
-        ssl_context: The trusted certificates.
-    """
-
-    def __init__(self, backend: PinnedBackend, ssl_context: ssl.SSLContext) -> None:
-        self.pages = PageReader()
-        self.transport = PinnedTransport(backend, ssl_context)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
 
 
 def make_ssl_context(ca_file: str | None) -> ssl.SSLContext:
