@@ -14,9 +14,9 @@ from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.tools.sandbox_fusion import SandboxFusionTool
 from torchrl_agentic.tools.search import SearchTool
 from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
-from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
 from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SANDBOX_FUSION = """\
 tools:
   - class_name: "verl.tools.sandbox_fusion_tools.SandboxFusionTool"
@@ -497,20 +497,27 @@ def test_all_of_verls_tools_have_counterparts_here(tmp_path: Path):
     text = SANDBOX_FUSION
     text += SEARCH.removeprefix("tools:\n").replace("item:", "items:")
     text += GSM8K.removeprefix("tools:\n").replace("answers.Gsm8kTool", "verl.tools.gsm8k_tool.Gsm8kTool")
-    text += ZOOM
+    text += ZOOM.replace(
+        "verl.tools.image_zoom_in_tool.ImageZoomInTool", f"{EXAMPLES}/image_zoom.py:ImageZoomTool"
+    )
     text += "  - {class_name: verl.tools.geo3k_tool.Geo3kTool, config: {type: native}}\n"
     loaded = _load(tmp_path, text)
     kinds = {
         tool.name: type(tool.target if isinstance(tool, LifecycleTool) else tool) for tool in loaded.tools
     }
+    assert kinds.pop("image_zoom_in_tool").__name__ == "ImageZoomTool"
     assert kinds == {
         "code_interpreter": SandboxFusionTool,
         "search": SearchTool,
         "calc_gsm8k_reward": Gsm8kTool,
-        "image_zoom_in_tool": ImageZoomTool,
         "calc_geo3k_reward": Geo3kTool,
     }
     assert loaded.tools[3].spec()["function"]["description"] == "Zoom in on a region of the image."
+
+
+def test_verls_name_of_a_tool_that_is_an_example_here_says_what_to_copy(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"copy examples/image_zoom.py .*'image_zoom.py:ImageZoomTool'"):
+        _load(tmp_path, f"tools:\n{ZOOM}")
 
 
 def test_tools_load_without_torch(tmp_path: Path):

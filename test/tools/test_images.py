@@ -1,5 +1,6 @@
 """Images are opened the right way up, and not if they are broken or claim to be huge."""
 
+import base64
 import io
 import sys
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 from torchrl_agentic import MissingExtra
 from torchrl_agentic.messages import image_type
-from torchrl_agentic.tools.images import MAX_PIXELS, decoded
+from torchrl_agentic.tools.images import MAX_PIXELS, decoded, open_image
 
 
 def png(width=20, height=10, mode="RGB"):
@@ -77,3 +78,33 @@ def test_without_pillow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtra, match=r"torchrl-agentic\[images\]"):
         decoded(data)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("RGB", (20, 10)),
+        png(),
+        base64.b64encode(png()).decode(),
+        f"data:image/png;base64,{base64.b64encode(png()).decode()}",
+        {"bytes": png(), "path": None},
+    ],
+)
+def test_images_come_in_many_forms(image, tmp_path):
+    assert open_image(image).size == (20, 10)
+    (tmp_path / "i.png").write_bytes(png())
+    assert open_image(str(tmp_path / "i.png")).size == open_image(f"file://{tmp_path}/i.png").size == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("https://example.org/i.png", "not loaded from the network"),
+        ("no such file", "as a path or base64"),
+        (b"no image", "cannot be opened"),
+        (7, "got int"),
+    ],
+)
+def test_invalid_image_is_rejected(image, message):
+    with pytest.raises(ValueError, match=message):
+        open_image(image)

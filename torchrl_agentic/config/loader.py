@@ -27,10 +27,10 @@ from torchrl_agentic.tools.loaded_tools import LoadedTools, ToolSource
 from torchrl_agentic.tools.loading import find_file, load_function_tools, load_module, load_object, load_tool
 from torchrl_agentic.tools.native_tool import TOOLS, native_tool
 from torchrl_agentic.tools.options import create
-from torchrl_agentic.tools.schema_lint import corrected
 from torchrl_agentic.tools.selected_toolset import SelectedToolset, same_name, unknown_tool
 from torchrl_agentic.tools.verl.create_tool import create_tool
 from torchrl_agentic.tools.verl.equivalents import DEFAULTS
+from torchrl_agentic.tools.verl.stated_schema import checked_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -230,9 +230,9 @@ def _class_items(fields: Mapping[str, Any], location: Location, shared: _Shared)
     function = section.tool_schema and section.tool_schema.function
     if function is not None:
         where = location.at("tool_schema", "function", "parameters")
-        function.parameters, remarks = where.call(corrected, function.parameters)
-        for remark in remarks:
-            warnings.warn(f"{where.at(*remark.path)}: {remark.message}", stacklevel=2)
+        function.parameters, remarks = where.call(checked_parameters, function.parameters)
+        for path, remark in remarks:
+            warnings.warn(f"{where.at(*path)}: {remark}", stacklevel=2)
     target = location.at("class_name").find(load_object, section.class_name, load=shared.load)
     options = section.config.model_dump(exclude_unset=True)
     made = location.call(create_tool, target, options, function and function.model_dump(exclude_none=True))

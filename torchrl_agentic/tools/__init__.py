@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torchrl_agentic.tools.shell import ShellTool
     from torchrl_agentic.tools.stop import StopTool
     from torchrl_agentic.tools.verl.graders import Geo3kTool, Gsm8kTool
-    from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool
     from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
     from torchrl_agentic.tools.wrappers.approved import Approved
     from torchrl_agentic.tools.wrappers.base import Wrapped
@@ -49,7 +48,6 @@ __all__ = [
     "Gsm8kTool",
     "Hedged",
     "HttpTool",
-    "ImageZoomTool",
     "LifecycleTool",
     "MCPProgress",
     "MCPServerConfig",
@@ -102,7 +100,6 @@ __getattr__ = load_lazily(
             "Geo3kTool",
             "Gsm8kTool",
         ),
-        "verl.image_zoom": ("ImageZoomTool",),
         "verl.lifecycle": ("LifecycleTool",),
         "wrappers.approved": ("Approved",),
         "wrappers.base": ("Wrapped",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -167,10 +168,16 @@ class FunctionTool(Tool):
 
     def reduce_by_value(self) -> tuple[Any, ...]:
         """Return how to pickle it with its function, for a process that cannot import it."""
-        schema = None if self._signature else self.input_schema
+        rebuild = functools.partial(
+            FunctionTool,
+            name=self.name,
+            description=self.description,
+            effects=self.effects,
+            schema=None if self._signature else self.input_schema,
+            returns_verl=self.returns_verl,
+        )
         state = {"input_schema": self.input_schema, "is_strict": self.is_strict}
-        args = (self.function, self.name, self.description, self.effects, schema, self.returns_verl)
-        return (_rebuild, args, state)
+        return (rebuild, (self.function,), state)
 
 
 def _is_hidden(hint: Any) -> bool:
@@ -209,24 +216,6 @@ def _found(module: str, qualname: str) -> Any:
     return found
 
 
-def _rebuild(
-    function: Callable[..., Any],
-    name: str,
-    description: str,
-    effects: Effects | None,
-    schema: Schema | None,
-    returns_verl: bool,
-) -> FunctionTool:
-    return FunctionTool(
-        function,
-        name=name,
-        description=description,
-        effects=effects,
-        schema=schema,
-        returns_verl=returns_verl,
-    )
-
-
 @overload
 def tool(function: Callable[..., Any], /, **options: Any) -> FunctionTool: ...
 @overload
@@ -243,13 +232,8 @@ def tool(
     Returns:
         The tool, or a decorator that creates it.
     """
-    if function is not None:
-        return FunctionTool(function, **options)
-
-    def decorate(function: Callable[..., Any]) -> FunctionTool:
-        return FunctionTool(function, **options)
-
-    return decorate
+    decorate = functools.partial(FunctionTool, **options)
+    return decorate if function is None else decorate(function)
 
 
 @overload

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import io
+import re
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.errors import MissingExtra
 
@@ -46,6 +50,48 @@ def decoded(data: bytes) -> Image:
         return _decoded(data)
     except Exception as error:  # Pillow documents no common exception for broken files
         raise ValueError(f"the image cannot be opened: {error}") from error
+
+
+def open_image(image: Any) -> Image:
+    """Open an image.
+
+    Args:
+        image: A Pillow image, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
+            as "bytes", "path" or "image".
+
+    Returns:
+        The image, in RGB.
+
+    Raises:
+        ValueError: If it has another type, cannot be opened, or is too large.
+    """
+    require_pillow()
+    from PIL import Image as pillow
+
+    if isinstance(image, pillow.Image):  # already turned upright by its owner
+        return image.convert("RGB")
+    if isinstance(image, Mapping):  # column files store images as {"bytes", "path"}
+        fields = cast("Mapping[str, Any]", image)
+        image = fields.get("bytes") or fields.get("path") or fields.get("image")
+    if isinstance(image, str):
+        image = _bytes_of(image)
+    if not isinstance(image, bytes):
+        raise ValueError(f"expected a Pillow image, bytes, base64 or a path; got {type(image).__name__}")
+    return decoded(image)
+
+
+def _bytes_of(text: str) -> bytes:
+    if re.match(r"https?://", text):
+        raise ValueError(f"images are not loaded from the network; got {text[:80]!r}")
+    if text.startswith("data:"):
+        return base64.b64decode(text.partition(",")[2])
+    path = Path(text.removeprefix("file://")) if len(text) < 4096 else None
+    if path is not None and path.is_file():
+        return path.read_bytes()
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ValueError(f"expected an image as a path or base64; got {text[:80]!r}") from None
 
 
 def _decoded(data: bytes) -> Image:

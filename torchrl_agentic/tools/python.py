@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from typing import Self
 
 from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
@@ -89,16 +91,10 @@ class PythonTool(Tool):
         ):
             yield self._with(repl)
 
-    def _with(self, repl: Repl) -> PythonTool:
-        return PythonTool(
-            repl,
-            timeout=self.timeout,
-            output_max_chars=self.output_max_chars,
-            name=self.name,
-            description=self.description,
-            uploads=self.files.uploads,
-            outputs=self.files.outputs,
-        )
+    def _with(self, repl: Repl) -> Self:
+        live = copy.copy(self)
+        live.repl, live.files = ensure_repl(repl), self.files.fresh()
+        return live
 
     async def teardown(self) -> None:
         """Close the interpreter if the tool was used by hand."""

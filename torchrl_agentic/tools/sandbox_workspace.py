@@ -20,7 +20,7 @@ from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.per_trajectory import PerTrajectory
 
 
-class _Workspace:
+class _SharedSandbox:
     """A sandbox that the tools of one trajectory share."""
 
     def __init__(self, template: Sandbox) -> None:
@@ -36,7 +36,7 @@ class _Workspace:
         return self.sandbox
 
 
-_workspaces = PerTrajectory[_Workspace]()
+_workspaces = PerTrajectory[_SharedSandbox]()
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def shared_sandbox(
         is_default: Whether the tool was given no sandbox: all such tools of a trajectory share one.
     """
     owner = None if is_default else template
-    member = _workspaces.join(trajectory, lambda: _Workspace(template), owner=owner)
+    member = _workspaces.join(trajectory, lambda: _SharedSandbox(template), owner=owner)
     try:
         yield await member.value.open(like)
     finally:

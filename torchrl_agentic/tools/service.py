@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import functools
 import math
 import os
 import random
@@ -21,6 +22,7 @@ import httpx
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.limits import CircuitOpen, ClusterRateLimiter, Limiter, RateLimiter
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.limits.token_bucket import JITTER, MAX_PAUSE_S
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import read_json
@@ -121,13 +123,8 @@ class ServiceError(InfrastructureError):
         self.status = status
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_remade, (str(self), self.reason, self.is_transient, self.retry_after, self.status))
-
-
-def _remade(
-    text: str, reason: str, is_transient: bool, retry_after: float | None, status: int | None
-) -> ServiceError:
-    return ServiceError(text, reason, is_transient=is_transient, retry_after=retry_after, status=status)
+        more = {"is_transient": self.is_transient, "retry_after": self.retry_after, "status": self.status}
+        return (functools.partial(ServiceError, **more), (str(self), self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,7 @@ class Patience:
         tries: Most tries.
         first_s: Pause after the first try, in seconds; each further pause is twice as long, and a random part
             is added. The pause that a service asks for takes precedence.
-        longest_s: Longest pause, in seconds.
+        longest_s: Longest pause without the random part, in seconds.
 
     Raises:
         ValueError: If a number is not above 0.
@@ -246,7 +243,7 @@ class ServiceClient:
             CircuitOpen: If the circuit of the limiter is open, because the service has failed repeatedly.
         """
         limiter = self.limiter
-        call = _Call(self, ctx)
+        call = _ServiceCall(self, ctx)
         most = 1 if limiter is not None and limiter.circuit != "closed" else self.patience.tries
         tries, last = 0, None
         bound = asyncio.timeout(None)
@@ -374,7 +371,7 @@ class ServiceClient:
         await self.close()
 
 
-class _Call:
+class _ServiceCall:
     """The time of one call of a service, which expires at `until` on the event loop's clock.
 
     While the call waits for its first slot, each response of the service to another call moves `until` back.
@@ -472,8 +469,7 @@ def pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -
         return None
     if error.retry_after is not None:
         return _longer(min(error.retry_after, MAX_PAUSE_S))
-    pause = patience.first_s * 2.0 ** min(tries - 1, 64) + patience.first_s * random.random()
-    return min(patience.longest_s, pause)
+    return backoff_pause_s(tries, patience.first_s, patience.longest_s, chance=random.random())
 
 
 def _longer(seconds: float) -> float:

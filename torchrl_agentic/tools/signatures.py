@@ -76,7 +76,7 @@ def hint_schema(hint: Any) -> dict[str, Any] | None:
     if origin is None:
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _enum([member.value for member in hint])
-        found = _NAMES.get(hint) if _is_hashable(hint) else None
+        found = _NAMES.get(hint) if isinstance(hint, Hashable) else None
         return None if found is None else dict(found)
     if origin in (typing.Union, types.UnionType):
         return _union(args)
@@ -133,10 +133,6 @@ def _error_class(name: str) -> type[TypeError]:
     theirs: type[Exception] = getattr(importlib.import_module("transformers.utils"), name)
     bases: tuple[Any, ...] = (theirs, TypeError)
     return type(name, bases, {"__doc__": theirs.__doc__, "__module__": __name__})
-
-
-def _is_hashable(hint: Any) -> bool:
-    return isinstance(hint, Hashable)
 
 
 def _with(kind: str, **inner: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.tools.base import ToolContext
-from torchrl_agentic.tools.http.http_client import PinnedBackend, PinnedTransport, Progress, current
+from torchrl_agentic.tools.http.http_client import CallProgress, PinnedBackend, PinnedTransport, current
 from torchrl_agentic.tools.http.policy import HostPolicy
 
 
@@ -60,7 +60,7 @@ class Network(httpcore.AsyncMockBackend):
 
 
 async def reach(backend: PinnedBackend, host: str, port: int = 80) -> httpcore.AsyncNetworkStream:
-    token = current.set(Progress(ToolContext("c1"), 1000))
+    token = current.set(CallProgress(ToolContext("c1"), 1000))
     try:
         return await backend.connect_tcp(host, port)
     finally:
@@ -191,7 +191,7 @@ class AnsweringNetwork(Network):
 
 
 async def get(transport: PinnedTransport, url: str = "http://8.8.8.8/") -> bytes:
-    current.set(Progress(ToolContext("c1"), 100_000))
+    current.set(CallProgress(ToolContext("c1"), 100_000))
     response = await transport.handle_async_request(httpx.Request("GET", url))
     try:
         return b"".join([chunk async for chunk in response.aiter_raw()])

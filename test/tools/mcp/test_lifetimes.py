@@ -15,7 +15,6 @@ from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.limits import CircuitOpen
 from torchrl_agentic.sandbox import BubblewrapSandbox
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
-from torchrl_agentic.tools.mcp.mcp_client import LONGEST_PAUSE_S, pause_s
 
 SOURCE = Path(mcp_raw.__file__).read_text()
 
@@ -171,11 +170,6 @@ async def test_circuit_breaker_counts_lost_servers(opened, demo):
             await server.call("die")
         with pytest.raises(CircuitOpen):
             await server.call("echo", text="hi")
-
-
-def test_pauses_between_tries_grow_to_a_bound():
-    assert [pause_s(tries) for tries in range(4)] == [0.0, 0.5, 1.0, 2.0]
-    assert pause_s(1000) == LONGEST_PAUSE_S
 
 
 async def test_close_leaves_no_process(raw, is_running):

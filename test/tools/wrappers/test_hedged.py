@@ -19,7 +19,7 @@ from torchrl_agentic.messages import ImagePart, ParsedCall, Status, TextPart, Ti
 from torchrl_agentic.testing import run_skipping
 from torchrl_agentic.tools import Approved, Budgeted, Cached, Cassette, Hedged, Recorded, Retrying, Truncated
 from torchrl_agentic.tools.base import Effects, Tool, Toolset
-from torchrl_agentic.tools.wrappers.hedged import Hedging, LatencyWindow, choose
+from torchrl_agentic.tools.wrappers.hedged import LATENCIES_KEPT, Hedging, choose
 
 OK, INFRA = ToolResult.from_text("fine"), ToolResult.from_text("", status=Status.INFRA)
 
@@ -463,30 +463,31 @@ def test_each_try_is_hedged_and_a_budget_around_pays_once():
 latencies = st.floats(0, 1e6)
 
 
-@given(st.lists(latencies, min_size=1, max_size=200), st.integers(1, 64), st.integers(1, 100))
-def test_a_percentile_is_that_of_the_latest_latencies(values, size, percent):
-    window = LatencyWindow(size)
+def percentile(percent, values):
+    """Return the delay after some calls that all answered."""
+    hedging = Hedging(f"p{percent}")
     for value in values:
-        window.add(value)
-    latest = values[-size:]
-    found = window.percentile(percent)
-    assert len(window) == len(latest)
+        hedging.begin()
+        hedging.end(value, has_answered=True)
+    return hedging.delay_s
+
+
+@given(st.lists(latencies, min_size=200, max_size=300), st.integers(1, 4), st.integers(1, 99))
+def test_a_percentile_is_that_of_the_latest_latencies(values, times, percent):
+    values *= times
+    latest = values[-LATENCIES_KEPT:]
+    found = percentile(percent, values)
     assert found in latest
     assert sum(value <= found for value in latest) * 100 >= percent * len(latest)
     assert sum(value < found for value in latest) * 100 < percent * len(latest)
 
 
-@given(st.lists(latencies, min_size=20, max_size=200), st.integers(1, 99), st.data())
+@given(st.lists(latencies, min_size=200, max_size=300), st.integers(1, 99), st.data())
 def test_lower_bounds_above_the_percentile_do_not_change_it(values, percent, data):
     """Calls that were cancelled count by the time that they ran."""
-    known = LatencyWindow()
-    for value in values:
-        known.add(value)
-    found = known.percentile(percent)
-    bounded = LatencyWindow()
-    for value in values:
-        bounded.add(data.draw(st.floats(found, value)) if value > found else value)
-    assert bounded.percentile(percent) == found
+    found = percentile(percent, values)
+    bounded = [data.draw(st.floats(found, value)) if value > found else value for value in values]
+    assert percentile(percent, bounded) == found
 
 
 @given(st.lists(st.sampled_from(["begin", "hedge", "end", "stop", "back"])), st.floats(0.01, 1))

@@ -10,8 +10,6 @@ import httpx
 import pytest
 from helpers.limit import limit
 from helpers.wrapper_tools import Notes, Scripted, ask, by_hand, ctx
-from hypothesis import given
-from hypothesis import strategies as st
 
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
@@ -20,7 +18,6 @@ from torchrl_agentic.messages import ParsedCall, Status, ToolResult
 from torchrl_agentic.testing import VirtualClock
 from torchrl_agentic.tools import Approved, Cached, Retrying
 from torchrl_agentic.tools.base import Effects, Tool
-from torchrl_agentic.tools.wrappers.retrying import pause_s
 
 INFRA = InfrastructureError("overloaded")
 CHANGES = Effects(writes=["db"])
@@ -200,11 +197,17 @@ async def test_a_pause_is_as_long_as_the_clock_says():
     assert (await running).text == "fine"
 
 
-@given(st.integers(0, 10_000), st.floats(0.001, 10), st.floats(0, 1, exclude_max=True))
-def test_pauses_grow_up_to_a_bound_and_a_bit(retries, first_s, chance):
-    seconds = pause_s(retries, TimeoutError(), first_s, 10.0, chance)
-    assert first_s <= seconds <= 10.0 + first_s
-    assert pause_s(retries, CircuitOpen(99.0), first_s, 10.0, chance) >= 99.0
+async def test_a_pause_is_as_long_as_the_service_asks_for():
+    clock = VirtualClock()
+    tool = Retrying(Scripted(CircuitOpen(99.0), "fine"), first_s=8, call_later=clock.call_later)
+    running = asyncio.create_task(by_hand(tool))
+    while not clock.due:
+        await asyncio.sleep(0)
+    clock.advance(98.9)
+    await asyncio.sleep(0)
+    assert len(tool.seen) == 1
+    clock.advance(8.2)
+    assert (await running).text == "fine"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ a process with these limits and the rights of the trainer converts it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib.util
 import logging
 import socket
 import ssl
-import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -31,6 +30,7 @@ from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxErr
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.http.policy import Address, HostPolicy, parse_address, plain
+from torchrl_agentic.tools.per_loop import PerLoop
 
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox import Sandbox
@@ -51,21 +51,15 @@ with open("page.html", "rb") as file:
 with open("page.txt", "wb") as file:
     file.write(text[:{limit}].encode("utf-8", "replace"))
 """
-_CHILD = f"""\
-import sys
-try:
-    import resource
-    for limit, value in ((resource.RLIMIT_AS, {MAX_MEMORY_BYTES}), (resource.RLIMIT_CPU, {MAX_SECONDS})):
-        try:
-            resource.setrlimit(limit, (value, value))
-        except (ValueError, OSError):
-            pass
-except ImportError:
-    pass
-html = sys.stdin.buffer.read().decode("utf-8", "replace")
-{{convert}}
-sys.stdout.buffer.write(text[:{{limit}}].encode("utf-8", "replace"))
+_LIMITS = f"""\
+import resource
+for limit, value in ((resource.RLIMIT_AS, {MAX_MEMORY_BYTES}), (resource.RLIMIT_CPU, {MAX_SECONDS})):
+    try:
+        resource.setrlimit(limit, (value, value))
+    except (ValueError, OSError):
+        pass
 """
+"""Python code that sets the limits where no sandbox does."""
 _choosing = threading.Lock()
 
 
@@ -80,7 +74,7 @@ def require() -> None:
 
 
 class PageReader:
-    """Converts web pages to text, a few at a time, on one event loop.
+    """Converts web pages to text, a few at a time on each event loop.
 
     Each page has its own sandbox, of the strongest kind that works on this machine, so that a page that takes
     over its parser cannot read other pages or the host. If no sandbox works, this is logged once, and
@@ -92,7 +86,7 @@ class PageReader:
 
     def __init__(self, convert: str = CONVERT) -> None:
         self._convert = convert
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = PerLoop[asyncio.Semaphore]()
 
     async def text_of(self, html: str, limit: int) -> str | None:
         """Return the text of a page, or None if the conversion fails or exceeds its limits.
@@ -101,27 +95,28 @@ class PageReader:
             html: Source of the page.
             limit: Most characters to return.
         """
-        data = html.encode("utf-8", "replace")
-        async with self._places:
-            sandbox = await asyncio.to_thread(_template)
-            if sandbox is None:
-                text = await _in_process(_CHILD.format(convert=self._convert, limit=limit), data)
-            else:
-                program = _INSIDE.format(convert=self._convert, limit=limit)
-                text = await _in_sandbox(sandbox.fresh(), program, data, 4 * limit)
+        program = _INSIDE.format(convert=self._convert, limit=limit)
+        async with self._places.get(lambda: asyncio.Semaphore(AT_ONCE)):
+            sandbox = (await asyncio.to_thread(_template)).fresh()
+            text = await _converted(sandbox, program, html.encode("utf-8", "replace"), 4 * limit)
         return None if text is None else text.decode("utf-8", "replace")
 
 
-def _template() -> Sandbox | None:
-    """Return the template of the sandboxes for pages, or None if no sandbox works."""
+def _template() -> Sandbox:
+    """Return the template of the sandboxes for pages."""
     with _choosing:
         return page_sandbox()
 
 
 @functools.cache
-def page_sandbox() -> Sandbox | None:
-    """Return the sandbox whose copies read web pages, or None, with a warning, if none works here."""
-    from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, default_sandbox
+def page_sandbox() -> Sandbox:
+    """Return the sandbox whose copies read web pages; if none works here, one without isolation, and warn."""
+    from torchrl_agentic.sandbox import (
+        ForkServerSandbox,
+        ResourceLimits,
+        UnsafeSubprocessSandbox,
+        default_sandbox,
+    )
 
     limits = ResourceLimits(
         cpu_seconds=MAX_SECONDS, wall_seconds=MAX_SECONDS + 1, memory_bytes=MAX_MEMORY_BYTES, max_processes=4
@@ -130,49 +125,34 @@ def page_sandbox() -> Sandbox | None:
         sandbox = default_sandbox(limits)
     except SandboxError as error:
         logger.warning("web pages are converted with limits, but without a sandbox: %s", error)
-        return None
+        return UnsafeSubprocessSandbox(limits)
     if isinstance(sandbox, ForkServerSandbox):
         return ForkServerSandbox(limits, preload=("inscriptis",))
     return sandbox
 
 
-async def _in_sandbox(sandbox: Sandbox, program: str, html: bytes, max_bytes: int) -> bytes | None:
+async def _converted(sandbox: Sandbox, program: str, html: bytes, max_bytes: int) -> bytes | None:
     from torchrl_agentic.repl import ForkServerRepl
     from torchrl_agentic.sandbox import ForkServerSandbox
 
     try:
+        if not sandbox.isolated:
+            with warnings.catch_warnings(action="ignore"):  # the log has said once that nothing is isolated
+                await sandbox.open()
         async with sandbox:
             await sandbox.write_file("page.html", html)
             if isinstance(sandbox, ForkServerSandbox):  # its interpreter has the library loaded already
                 async with ForkServerRepl(sandbox) as repl:
                     done = (await repl.execute(program, timeout=MAX_SECONDS + 1)).status == "ok"
             else:
-                done = (await sandbox.run((*sandbox.python_argv, "-c", program))).exit_code == 0
+                code = program if sandbox.isolated else _LIMITS + program
+                done = (await sandbox.run((*sandbox.python_argv, "-c", code))).exit_code == 0
             return await sandbox.read_file("page.txt", max_bytes) if done else None
     except SandboxError as error:
         logger.warning("a web page could not be converted in a sandbox: %s", error)
     except OSError:
         pass  # the page or its text is too large for the sandbox
     return None
-
-
-async def _in_process(program: str, html: bytes) -> bytes | None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-c", program,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL, env={"LANG": "C.UTF-8"},
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(MAX_SECONDS + 1):
-            out, _ = await process.communicate(html)
-    except (TimeoutError, ConnectionError):
-        return None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-    return out if process.returncode == 0 else None
 
 
 Resolver: TypeAlias = Callable[[str, int], Sequence[str]]
@@ -189,7 +169,7 @@ class WireLimit(Exception):
 
 
 @dataclass(slots=True)
-class Progress:
+class CallProgress:
     """Progress of one call.
 
     Attributes:
@@ -207,7 +187,7 @@ class Progress:
     body: bytearray = field(default_factory=bytearray)
 
 
-current: ContextVar[Progress] = ContextVar("progress of the HTTP call")
+current: ContextVar[CallProgress] = ContextVar("progress of the HTTP call")
 """Progress of the call whose task is running: httpcore does not pass the request to its network backend."""
 
 
@@ -409,7 +389,7 @@ KEEP_ALIVE_S = 2.0
 MAX_IDLE = 20
 
 
-class _Stream(httpx.AsyncByteStream):
+class _ResponseBody(httpx.AsyncByteStream):
     """Body of a response, whose end gives its connection back or closes it."""
 
     def __init__(
@@ -483,7 +463,7 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         except BaseException:
             await run_to_completion(connection.aclose())
             raise
-        stream = _Stream(response, connection, functools.partial(self._give_back, sent.url.origin))
+        stream = _ResponseBody(response, connection, functools.partial(self._give_back, sent.url.origin))
         return httpx.Response(response.status, headers=response.headers, stream=stream)
 
     async def _connection(self, origin: httpcore.Origin) -> httpcore.AsyncHTTPConnection:
@@ -523,23 +503,6 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         self._is_closed = True
         while self._idle:
             await run_to_completion(self._idle.popleft()[1].aclose())
-
-
-class Client:
-    """Connections and page reader of a tool on one event loop, shared by all trajectories.
-
-    Args:
-        backend: Opens the connections.
-        ssl_context: The trusted certificates.
-    """
-
-    def __init__(self, backend: PinnedBackend, ssl_context: ssl.SSLContext) -> None:
-        self.pages = PageReader()
-        self.transport = PinnedTransport(backend, ssl_context)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
 
 
 def make_ssl_context(ca_file: str | None) -> ssl.SSLContext:

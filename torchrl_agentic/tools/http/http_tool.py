@@ -24,9 +24,10 @@ from torchrl_agentic.tools.http.exchange import (
     exchange,
 )
 from torchrl_agentic.tools.http.http_client import (
-    Client,
+    CallProgress,
+    PageReader,
     PinnedBackend,
-    Progress,
+    PinnedTransport,
     Resolver,
     current,
     look_up,
@@ -195,7 +196,8 @@ class HttpTool(Tool):
         self._credentials = _by_origin(credentials)
         self._backend = PinnedBackend(self.policy, resolver)
         self._ssl_context = ProcessBound[ssl.SSLContext]()
-        self._clients = PerLoop[Client]()
+        self._transports = PerLoop[PinnedTransport]()
+        self._pages = PageReader()
         self._users = Users()
         self.effects = Effects.PURE if set(self.methods) <= READING else Effects(writes=[name])
         self.description = describe(self.methods, self.policy)
@@ -205,20 +207,20 @@ class HttpTool(Tool):
         """Fetch the URL, and return the response."""
         request, as_text, start = self._read(args)
         trusted = await self._trusted(ctx)
-        client = self._clients.get(lambda: Client(self._backend, trusted))
-        progress = Progress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
+        transport = self._transports.get(lambda: PinnedTransport(self._backend, trusted))
+        progress = CallProgress(ctx, self.max_response_bytes + WIRE_EXTRA_BYTES)
         token = current.set(progress)
         try:
             async with asyncio.timeout(self.timeout):
                 response = await exchange(
-                    client.transport,
+                    transport,
                     request,
                     policy=self.policy,
                     secrets=self._secrets,
                     max_redirects=self.max_redirects,
                     max_bytes=self.max_response_bytes,
                 )
-                return await self._shown(client, response, progress, as_text=as_text, start=start)
+                return await self._shown(response, progress, as_text=as_text, start=start)
         except TimeoutError:
             return self._late(progress)
         finally:
@@ -231,8 +233,8 @@ class HttpTool(Tool):
 
     async def teardown(self) -> None:
         """Close the connections after the last user."""
-        if self._users.leave() and (client := self._clients.pop()) is not None:
-            await client.aclose()
+        if self._users.leave() and (transport := self._transports.pop()) is not None:
+            await transport.aclose()
 
     def _read(self, args: Mapping[str, JSON]) -> tuple[HttpRequest, bool, int]:
         """Check the arguments before anything is sent."""
@@ -259,7 +261,7 @@ class HttpTool(Tool):
         return self._credentials.get(request.target.origin, {})
 
     async def _shown(
-        self, client: Client, response: HttpResponse, progress: Progress, *, as_text: bool, start: int
+        self, response: HttpResponse, progress: CallProgress, *, as_text: bool, start: int
     ) -> ToolResult:
         body, limit, notes = progress.body, self.output_max_chars, ()
         progress.doing = "converting the response to text"
@@ -269,14 +271,14 @@ class HttpTool(Tool):
         else:
             text = readable(response, body, limit)
         if as_text and text and is_html(kind):
-            page_text = await client.pages.text_of(text, self.max_response_bytes)
+            page_text = await self._pages.text_of(text, self.max_response_bytes)
             if page_text is None:
                 notes = ("the page cannot be converted to text; this is its source",)
             else:
                 text = page_text
         return http_result(response, body, text, start=start, limit=limit, notes=notes)
 
-    def _late(self, progress: Progress) -> ToolResult:
+    def _late(self, progress: CallProgress) -> ToolResult:
         size = len(progress.body)
         line = f"Error: timed out after {self.timeout:g} s while {progress.doing}; received {size} bytes"
         partial = text_of(progress.body[: 4 * PARTIAL_CHARS], "", whole=False) if size else None

@@ -47,7 +47,7 @@ def listed(path: Path) -> list[int]:
 ANY: Schema = {"type": "object"}
 
 
-class Call:
+class TransformCall:
     """One call of a transform.
 
     Args:
@@ -90,7 +90,7 @@ class Layer(ABC):
         self._is_closed = False
 
     @abstractmethod
-    async def run(self, call: Call) -> ToolResult:
+    async def run(self, call: TransformCall) -> ToolResult:
         """Run one call; on cancellation, end the processes that it waits for."""
 
     def offer(self, name: str) -> tuple[str, Schema]:
@@ -186,7 +186,7 @@ class Layer(ABC):
 class ThreadLayer(Layer):
     """A layer for a blocking transform: each call runs on a thread."""
 
-    async def run(self, call: Call) -> ToolResult:
+    async def run(self, call: TransformCall) -> ToolResult:
         """Run one call on a thread; on cancellation, end the processes that it started."""
         thread: list[int] = []
         before: set[int] = set()
@@ -210,8 +210,8 @@ class ThreadLayer(Layer):
             raise
 
     @abstractmethod
-    def answer(self, call: Call) -> ToolResult:
+    def answer(self, call: TransformCall) -> ToolResult:
         """Run one call, on a thread."""
 
-    def stop(self, call: Call) -> None:
+    def stop(self, call: TransformCall) -> None:
         """Close other resources of a cancelled call, without blocking."""

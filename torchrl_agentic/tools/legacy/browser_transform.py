@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.messages import ToolResult
-from torchrl_agentic.tools.legacy.base import Call, children_of, end_trees
+from torchrl_agentic.tools.legacy.base import TransformCall, children_of, end_trees
 from torchrl_agentic.tools.legacy.layers import NamedLayer, outcome
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class BrowserLayer(NamedLayer):
         self._rows: dict[int, Any] = {}
         self._stale: list[Any] = []
 
-    async def run(self, call: Call) -> ToolResult:
+    async def run(self, call: TransformCall) -> ToolResult:
         """Run one action; actions of different rows overlap."""
         if call.name != "browser":
             return ToolResult.from_text(f"no tool named {call.name!r}; available: browser", is_error=True)
@@ -54,7 +54,7 @@ class BrowserLayer(NamedLayer):
             loop = self._loop = self._loop or _Loop()
         return outcome(await loop.run(self._act(call)))
 
-    async def _act(self, call: Call) -> dict[str, Any]:
+    async def _act(self, call: TransformCall) -> dict[str, Any]:
         row = await self._row(call.row)
         try:
             return await row._execute_browser_action_async(**call.args)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
 from torchrl_agentic.messages import JSON, Status, TextPart, ToolResult, jsonable
-from torchrl_agentic.tools.legacy.base import ANY, Call, ThreadLayer, end_trees
+from torchrl_agentic.tools.legacy.base import ANY, ThreadLayer, TransformCall, end_trees
 from torchrl_agentic.tools.schema import Schema, schema_of
 from torchrl_agentic.tools.signatures import keywords_of
 
@@ -48,7 +48,7 @@ class TextLayer(ThreadLayer):
         super().__init__(transform)
         self.render_call = render_call
 
-    def answer(self, call: Call) -> ToolResult:
+    def answer(self, call: TransformCall) -> ToolResult:
         """Run a call that the transform parses."""
         rendered = self.render_call(call.name, call.args) if self.render_call else _rendered(call)
         found: Any = self.transform._process_batch_item(rendered, call.row)
@@ -62,7 +62,7 @@ class TextLayer(ThreadLayer):
         return ToolResult(tuple(map(TextPart, texts)), failed)
 
 
-def _rendered(call: Call) -> str:
+def _rendered(call: TransformCall) -> str:
     tag = f' tag="{html.escape(call.ctx.tag)}"' if call.ctx.tag else ""
     return f'<tool name="{call.name}"{tag}>{json.dumps(call.args, ensure_ascii=False)}</tool>'
 
@@ -72,7 +72,7 @@ class NamedLayer(ThreadLayer):
 
     rows_have_state = False
 
-    def answer(self, call: Call) -> ToolResult:
+    def answer(self, call: TransformCall) -> ToolResult:
         """Call the function of that name."""
         return outcome(self.transform._execute_tool(call.name, json.dumps(call.args)))
 
@@ -139,7 +139,7 @@ class PythonLayer(ThreadLayer):
         super().__init__(transform)
         self.rows_have_state = bool(transform.persistent) and transform.python_service is None
 
-    def answer(self, call: Call) -> ToolResult:
+    def answer(self, call: TransformCall) -> ToolResult:
         """Run code."""
         was_lost = self.rows_have_state and self._make_process(call)
         done = self.transform._execute_python_code(str(call.args.get("code", "")), call.row)
@@ -158,7 +158,7 @@ class PythonLayer(ThreadLayer):
         """Return the schema of the code."""
         return "Run Python code and return its output.", _CODE
 
-    def _make_process(self, call: Call) -> bool:
+    def _make_process(self, call: TransformCall) -> bool:
         """Start a process for the row unless one runs; return whether an earlier one was lost.
 
         The transform starts its processes one after the other and counts them, so rows that start at the same
@@ -184,7 +184,7 @@ class PythonLayer(ThreadLayer):
         processes.extend([None] * (row + 1 - len(processes)))
         return processes
 
-    def stop(self, call: Call) -> None:
+    def stop(self, call: TransformCall) -> None:
         """End the row's process; without the lock, because this runs on the event loop."""
         processes: list[Any] = self.transform.processes or []
         if not self.rows_have_state or call.row >= len(processes):
@@ -212,7 +212,7 @@ class ServiceLayer(ThreadLayer):
         super().__init__(transform)
         self._failed: dict[int, tuple[str, int]] = {}  # row → trajectory and turn of its last failure
 
-    def answer(self, call: Call) -> ToolResult:
+    def answer(self, call: TransformCall) -> ToolResult:
         """Call the service, unless `stop_on_error` is set and an earlier call of this message has failed."""
         here = call.ctx.trajectory, call.ctx.turn
         if self.transform.stop_on_error and self._failed.get(call.row) == here:
@@ -226,7 +226,7 @@ class ServiceLayer(ThreadLayer):
             self._failed[call.row] = here
         return result
 
-    def _answer(self, call: Call) -> ToolResult:
+    def _answer(self, call: TransformCall) -> ToolResult:
         registry, ctx = self.transform.registry, call.ctx
         if call.name not in registry:
             raise ToolError(f"the registry has no service named {call.name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import ImagePart, JsonPart, Status, TextPart, ToolResult, ToolResultPart
-from torchrl_agentic.tools.legacy.base import ANY, Call, Layer, children_of, end_trees
+from torchrl_agentic.tools.legacy.base import ANY, Layer, TransformCall, children_of, end_trees
 from torchrl_agentic.tools.legacy.layers import outcome
 from torchrl_agentic.tools.schema import Schema
 
@@ -27,7 +27,7 @@ class MCPLayer(Layer):
 
     rows_have_state = False
 
-    async def run(self, call: Call) -> ToolResult:
+    async def run(self, call: TransformCall) -> ToolResult:
         """Call a tool of a server."""
         server, tool = self._server_and_tool(call.name)
         seconds = self.transform.timeout

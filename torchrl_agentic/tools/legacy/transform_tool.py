@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext, current_session
-from torchrl_agentic.tools.legacy.base import Call, Layer
+from torchrl_agentic.tools.legacy.base import Layer, TransformCall
 from torchrl_agentic.tools.legacy.browser_transform import BrowserLayer
 from torchrl_agentic.tools.legacy.layers import NamedLayer, PythonLayer, RenderCall, ServiceLayer, TextLayer
 from torchrl_agentic.tools.legacy.mcp_transform import MCPLayer
@@ -126,7 +126,7 @@ class LegacyTool(Tool):
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run one call; on cancellation, end the processes that it started."""
-        return await self.layer.run(Call(self.name, args, ctx))
+        return await self.layer.run(TransformCall(self.name, args, ctx))
 
     @asynccontextmanager
     async def session(self, trajectory: str) -> AsyncGenerator[Tool]:

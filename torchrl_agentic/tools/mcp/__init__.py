@@ -1,6 +1,6 @@
 """Tools of servers that speak the Model Context Protocol (MCP), over stdio, SSE and streamable HTTP.
 
-`mcp_client`, `connection`, `stdio_transport` and `http_transport` import the official SDK, and are imported
+`mcp_client`, `stdio_transport` and `http_transport` import the official SDK, and are imported
 when a toolset is set up; the other modules do not need it.
 """
 

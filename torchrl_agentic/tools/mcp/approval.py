@@ -75,29 +75,31 @@ class Approval:
         if self.fingerprints is None:
             self.fingerprints = now
         for definition in found:
-            name, found_one = definition.name, now[definition.name]
-            is_logged = (name, found_one) in self._logged or len(self._logged) >= _MAX_LOGGED
-            if self.has_changed(name, found_one) and not is_logged:
-                self._logged.add((name, found_one))
+            seen = (definition.name, now[definition.name])
+            change = self.change(*seen)
+            if change and seen not in self._logged and len(self._logged) < _MAX_LOGGED:
+                self._logged.add(seen)
                 logger.warning(
-                    "the MCP server %r %s%s; its description now: %r",
-                    self.server,
-                    self._what(name),
+                    "%s%s; its description now: %r",
+                    change,
                     "" if self.on_change == "warn" else ", which is refused",
                     printable((definition.description or "")[:_SHOWN]),
                 )
         return now
 
-    def has_changed(self, name: str, now: str | None) -> bool:
-        """Return whether a selected tool differs from its approved description, or is new.
+    def change(self, name: str, now: str | None) -> str | None:
+        """Return a message if a selected tool differs from its approved description or is new, else None.
 
         Args:
             name: The server's name of the tool.
             now: Its current fingerprint; None if the server does not list it.
         """
-        if self.fingerprints is None or now is None or not (self.selected is None or name in self.selected):
-            return False
-        return self.fingerprints.get(name) != now
+        approved = self.fingerprints
+        is_selected = self.selected is None or name in self.selected
+        if approved is None or now is None or not is_selected or approved.get(name) == now:
+            return None
+        what = f"{'changed' if name in approved else 'added'} its tool {name[:_SHOWN]!r}"
+        return f"the MCP server {self.server!r} has {what} since its tools were approved"
 
     def check(self, name: str, now: str | None) -> tuple[str, ...]:
         """Return the notes for the result of a call.
@@ -109,16 +111,16 @@ class Approval:
         Raises:
             ChangedTool: If the tool has changed, and changes are refused.
         """
-        if not self.has_changed(name, now):
-            return ()
-        what = f"the MCP server {self.server!r} {self._what(name)}"
-        if self.on_change == "refuse":
-            raise ChangedTool(f"{what}, and on_change='refuse': it was not called")
-        return (what,)
+        change = self.change(name, now)
+        if change and self.on_change == "refuse":
+            raise ChangedTool(f"{change}, and on_change='refuse': it was not called")
+        return (change,) if change else ()
 
     def refuses(self, definition: mcp_types.Tool) -> bool:
         """Return whether a tool has changed, and changes are refused."""
-        return self.on_change == "refuse" and self.has_changed(definition.name, fingerprint(definition))
+        return (
+            self.on_change == "refuse" and self.change(definition.name, fingerprint(definition)) is not None
+        )
 
     def check_pinned(self, found: Sequence[mcp_types.Tool]) -> None:
         """Check the listed tools against the given fingerprints.
@@ -129,18 +131,10 @@ class Approval:
         Raises:
             ValueError: If a tool differs, and changes are refused.
         """
-        if not self.is_pinned or self.on_change != "refuse":
-            return
-        for definition in found:
-            name, one = definition.name, fingerprint(definition)
-            if name in (self.fingerprints or ()) and self.has_changed(name, one):
+        for definition in found if self.is_pinned else ():
+            if definition.name in (self.fingerprints or ()) and self.refuses(definition):
+                name, now = definition.name[:_SHOWN], fingerprint(definition)
                 raise ValueError(
-                    f"the MCP server {self.server!r} describes its tool {name[:_SHOWN]!r} differently than "
-                    f"fingerprints= expects: if you approve its current description, pass {one!r}"
+                    f"the MCP server {self.server!r} describes its tool {name!r} differently than "
+                    f"fingerprints= expects: if you approve its current description, pass {now!r}"
                 )
-
-    def _what(self, name: str) -> str:
-        is_new = name not in (self.fingerprints or ())
-        return (
-            f"has {'added' if is_new else 'changed'} its tool {name[:_SHOWN]!r} since its tools were approved"
-        )

@@ -1,30 +1,42 @@
-"""`Client`: calls the tools of one MCP server, and connects to it again after it was lost."""
+"""`MCPClient`: calls the tools of one MCP server, over a `Connection` that it opens again after a loss."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, cast
 
+import anyio.abc
+from mcp import ClientSession
+from mcp.client.subscriptions import listen
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    Implementation,
     InputRequiredResult,
     PaginatedRequestParams,
     Tool,
+    ToolListChangedNotification,
 )
-from mcp_types.jsonrpc import CONNECTION_CLOSED
+from mcp_types.jsonrpc import CONNECTION_CLOSED, METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
-from torchrl_agentic.tools.mcp.connection import Connection
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
+from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport, too_large
+from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Pause before the second try to reach a lost server, and the longest pause, in seconds."""
@@ -45,9 +57,11 @@ _TOO_LARGE = (
     "SSE stream failed: Server-sent event exceeded",
     "Failed to parse JSON response: the response has more",
 )
+CLOSE_S = 8.0
+"""Seconds that closing may take before it is cancelled."""
 
 
-class Client:
+class MCPClient:
     """Calls the tools of a server over one connection, which all callers share.
 
     Args:
@@ -72,8 +86,8 @@ class Client:
     ) -> None:
         self.config = config
         self.restarts = 0
-        self._start_timeout = start_timeout
-        self._max_result_bytes = max_result_bytes
+        self.start_timeout = start_timeout
+        self.max_result_bytes = max_result_bytes
         self._changed = changed
         self._seen = seen
         self._fingerprints: Mapping[str, str] = {}
@@ -110,22 +124,19 @@ class Client:
             self.restarts += 1
             self._untold = self._untold or not lost.told
             await lost.close()
-        await asyncio.sleep(pause_s(self._tries))
+        if self._tries:
+            await asyncio.sleep(backoff_pause_s(self._tries, FIRST_PAUSE_S, LONGEST_PAUSE_S))
         self._tries += 1
         self._is_stale = True
-        connection = Connection(
-            self.config,
-            start_timeout=self._start_timeout,
-            max_result_bytes=self._max_result_bytes,
-            changed=self._told,
-        )
+        connection = Connection(self)
         await connection.open()
         self._connection = connection
         if self.restarts:
             self._changed()  # the server may have another version now
         return connection
 
-    def _told(self) -> None:
+    def tools_changed(self) -> None:
+        """Note that the server has announced a change of its tools."""
         self._is_stale = True
         self._changed()
 
@@ -160,16 +171,16 @@ class Client:
         cursor: str | None = None
         seen: set[str] = set()
         try:
-            async with asyncio.timeout(self._start_timeout):
+            async with asyncio.timeout(self.start_timeout):
                 for _ in range(MAX_PAGES):
                     params = PaginatedRequestParams(cursor=cursor) if cursor else None
                     page = await connection.session.list_tools(params=params)
                     size += self._size(page.tools)
                     found += page.tools
                     if len(found) > MAX_TOOLS or size > MAX_DEFINITIONS:
-                        raise InfrastructureError(
-                            f"the MCP server {self.config.name!r} lists more than {MAX_TOOLS:,} tools, or "
-                            f"describes them with more than {MAX_DEFINITIONS:,} characters"
+                        raise self._error(
+                            f"lists more than {MAX_TOOLS:,} tools, or describes them with more than "
+                            f"{MAX_DEFINITIONS:,} characters"
                         )
                     cursor = page.next_cursor
                     if cursor is None:
@@ -179,15 +190,13 @@ class Client:
                         break
                     seen.add(cursor)
         except TimeoutError:
-            what = f"did not list its tools within {self._start_timeout:g} s"
-            raise InfrastructureError(f"the MCP server {self.config.name!r} {what}") from None
+            raise self._error(f"did not list its tools within {self.start_timeout:g} s") from None
         except MCPError as error:
-            raise self._failure(connection, error) or InfrastructureError(
-                f"the MCP server {self.config.name!r} does not list its tools: {self._shown(error.message)}"
-            ) from error
+            refusal = self._error(f"does not list its tools: {self._shown(error.message)}")
+            raise self._failure(connection, error) or refusal from error
         except ValidationError as error:
             raise self._garbage(error) from error
-        raise InfrastructureError(f"the MCP server {self.config.name!r} sends an endless list of tools")
+        raise self._error("sends an endless list of tools")
 
     def _size(self, tools: Sequence[Tool]) -> int:
         """Return the number of characters in the descriptions of some tools."""
@@ -195,9 +204,9 @@ class Client:
         for tool in tools:
             size = len(canonical(tool))
             if size > MAX_DEFINITION:
-                raise InfrastructureError(
-                    f"the MCP server {self.config.name!r} describes its tool {tool.name[:_SHOWN]!r} with "
-                    f"{size:,} characters; at most {MAX_DEFINITION:,} are allowed"
+                raise self._error(
+                    f"describes its tool {tool.name[:_SHOWN]!r} with {size:,} characters; at most "
+                    f"{MAX_DEFINITION:,} are allowed"
                 )
             total += size
         return total
@@ -236,9 +245,7 @@ class Client:
             async with asyncio.timeout_at(until):
                 connection = await self._looked_at_connection()
         except TimeoutError:
-            raise InfrastructureError(
-                f"the MCP server {self.config.name!r} could not be reached within {left_s:.3g} s"
-            ) from None
+            raise self._error(f"could not be reached within {left_s:.3g} s") from None
         if until is not None:
             left_s = until - asyncio.get_running_loop().time()
             timeout = left_s if timeout is None else min(timeout, left_s)
@@ -255,7 +262,7 @@ class Client:
             raise TimeoutError(f"no response within {timeout:.3g} s") from None
         except MCPError as error:
             if error.message.startswith(_TOO_LARGE):
-                raise ToolError(too_large(None, self._max_result_bytes)) from error
+                raise ToolError(too_large(None, self.max_result_bytes)) from error
             raise self._failure(connection, error) or ToolError(
                 error.message, {"code": error.code, "data": error.data}
             ) from error
@@ -279,9 +286,7 @@ class Client:
                 if self._is_stale:  # no other waiting call has listed the tools
                     await self._look()
         if self._looked_at is None or not self._looked_at.is_live:
-            raise InfrastructureError(
-                f"the MCP server {self.config.name!r} was lost each time after it had listed its tools"
-            )
+            raise self._error("was lost each time after it had listed its tools")
         return self._looked_at
 
     def _remarks(self) -> Sequence[str]:
@@ -301,18 +306,16 @@ class Client:
         if is_closed or not connection.is_live or error.message.startswith("SSE stream"):
             connection.lose(error.message)
             connection.told = True
-            return InfrastructureError(
-                f"the MCP server {self.config.name!r} was lost during the call ({self._how(connection)}); "
-                "its state in memory is lost, and the next call restarts it or connects to it again"
+            is_forgotten = connection.answers.forgotten
+            how = "it no longer knows the session" if is_forgotten else self._shown(connection.reason)
+            return self._error(
+                f"was lost during the call ({how}); its state in memory is lost, and the next call restarts "
+                "it or connects to it again"
             )
-        return InfrastructureError(
-            f"the MCP server {self.config.name!r} {connection.answers.text() or self._shown(str(error))}"
-        )
+        return self._error(connection.answers.text() or self._shown(str(error)))
 
-    def _how(self, connection: Connection) -> str:
-        if connection.answers.forgotten:
-            return "it no longer knows the session"
-        return self._shown(connection.reason)
+    def _error(self, what: str) -> InfrastructureError:
+        return InfrastructureError(f"the MCP server {self.config.name!r} {what}")
 
     def _shown(self, text: str) -> str:
         """Return a text of the server for one of our messages, without secrets and control characters."""
@@ -321,7 +324,7 @@ class Client:
     def _garbage(self, error: ValidationError) -> InfrastructureError:
         first: Any = error.errors(include_url=False, include_input=False)[0]
         where = self._shown(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-        return InfrastructureError(f"the MCP server {self.config.name!r} violates the protocol: {where}")
+        return self._error(f"violates the protocol: {where}")
 
     async def close(self) -> None:
         """Close the connection; a later call opens a new one."""
@@ -333,10 +336,231 @@ class Client:
             await connection.close()
 
 
-def pause_s(tries: int) -> float:
-    """Return the pause before the next try to connect, in seconds.
+class Connection:
+    """A session with a server, which its own task opens and closes, as anyio requires.
+
+    Calls may come from any task of the event loop.
 
     Args:
-        tries: Number of tries since the last successful call.
+        client: Has the server and its bounds, and is told when the server announces a change of its tools.
+
+    Attributes:
+        report: Facts about a server that we started, for messages.
+        answers: Facts about the HTTP responses of a server, for messages.
+        reason: Why the connection was lost; "" before.
+        told: Whether a call has reported the loss.
     """
-    return 0.0 if tries == 0 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16))
+
+    def __init__(self, client: MCPClient) -> None:
+        self.client, self.config = client, client.config
+        self.report, self.answers = ServerReport(), Answers()
+        self.reason = ""
+        self.told = False
+        self._session: ClientSession | None = None
+        self._is_ready = asyncio.Event()
+        self._over = asyncio.Event()
+        self._is_closing = False
+        self._failure: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """True while calls can be made."""
+        return self._session is not None and not self._over.is_set() and not self.answers.forgotten
+
+    @property
+    def session(self) -> ClientSession:
+        """The SDK's session, which makes the calls."""
+        assert self._session is not None
+        return self._session
+
+    async def open(self) -> None:
+        """Start the server, or connect to it.
+
+        Raises:
+            InfrastructureError: If that fails; the message has the reason and the output of the server.
+        """
+        self._task = asyncio.create_task(self._own(), name=f"MCP server {self.config.name}")
+        self._task.add_done_callback(self._ended)
+        try:
+            await self._is_ready.wait()
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            raise
+        if self._session is None:
+            await asyncio.wait((self._task,))
+            raise InfrastructureError(self._why()) from self._failure
+
+    async def close(self) -> None:
+        """End the session, and the server if we started it."""
+        self._is_closing = True
+        self._over.set()
+        if self._task is None:
+            return
+        _, pending = await asyncio.wait((self._task,), timeout=CLOSE_S)
+        if pending:
+            logger.error("closing the MCP server %r took over %g s", self.config.name, CLOSE_S)
+            self._task.cancel()
+            await asyncio.wait((self._task,), timeout=CLOSE_S)
+
+    def lose(self, reason: str = "") -> None:
+        """Mark the connection as lost.
+
+        Args:
+            reason: Why it was lost, unless the server's end is known.
+        """
+        if not self._over.is_set():
+            self.reason = self.report.how or reason or "the connection was closed"
+            self._over.set()
+            if self._session is not None and not self._is_closing:
+                logger.warning("the MCP server %r was lost: %s", self.config.name, self._lost())
+
+    async def _own(self) -> None:
+        kinds = list(self.config.kinds)
+        while kinds:
+            kind = kinds.pop(0)
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    try:
+                        async with asyncio.timeout(self.client.start_timeout):
+                            session = await stack.enter_async_context(self._begun(kind))
+                    except TimeoutError:
+                        raise TimeoutError(
+                            f"it was not ready within {self.client.start_timeout:g} s"
+                        ) from None
+                    self._session = session
+                    self._is_ready.set()
+                    await self._over.wait()
+            except BaseException as error:
+                self._failure = error
+                if asyncio.current_task().cancelling():  # pyright: ignore[reportOptionalMemberAccess]
+                    raise  # we cancelled the task; anyio's own cancellation ends as an error
+                if self._session is None and kinds and self.answers.is_refusal:
+                    self.answers = Answers()
+                    continue
+            return
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, kind: Transport) -> AsyncGenerator[ClientSession]:
+        transport: Any
+        if kind == "stdio":
+            transport = stdio(self.config, self.report, self.client.max_result_bytes)
+        else:
+            transport = (sse if kind == "sse" else streamable_http)(
+                self.config, self.answers, self.client.max_result_bytes
+            )
+        async with (
+            transport as (read, write),
+            ClientSession(
+                _WatchedStream(read, self._read_to_the_end),
+                write,
+                message_handler=self._message,
+                client_info=Implementation(name="torchrl-agentic", version="1"),
+            ) as session,
+        ):
+            await shake_hands(session)
+            listening = self._listening(session)
+            try:
+                yield session
+            finally:
+                if listening is not None:
+                    listening.cancel()
+
+    def _listening(self, session: ClientSession) -> asyncio.Task[None] | None:
+        """Subscribe to changes of the tools, if the protocol requires that."""
+        if session.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            return None
+        offered = session.server_capabilities
+        if offered is None or offered.tools is None or not offered.tools.list_changed:
+            return None
+
+        async def follow() -> None:
+            with contextlib.suppress(MCPError, RuntimeError, TimeoutError):
+                async with listen(session, tools_list_changed=True) as changes:
+                    async for _ in changes:
+                        self.client.tools_changed()
+
+        return asyncio.create_task(follow())
+
+    async def _message(self, message: object) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self.client.tools_changed()
+        elif isinstance(message, Exception):
+            logger.debug("the MCP server %r: %r", self.config.name, message)
+
+    def _read_to_the_end(self) -> None:
+        if self._session is not None:
+            self.lose()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception() or self._failure
+        self.lose("" if error is None else str(_first(error)))
+        self._is_ready.set()
+
+    def _why(self) -> str:
+        """Return the message for a server that did not start."""
+        error = _first(self._failure) if self._failure is not None else None
+        if isinstance(error, InfrastructureError):
+            return str(error)
+        if self.report.how and not isinstance(error, TimeoutError):
+            what = f"ended before it was ready ({self.report.how})"
+        else:
+            shown = printable(self.config.without_secrets(str(error)))[:_SHOWN] or type(error).__name__
+            what = f"cannot be used: {', '.join(filter(None, (shown, self.answers.text())))}"
+        return self.config.without_secrets(
+            f"the MCP server {self.config.name!r} {what}: {self.config.shown}{self._printed()}"
+        )
+
+    def _lost(self) -> str:
+        return printable(self.config.without_secrets(self.reason))[:_SHOWN] + self._printed()
+
+    def _printed(self) -> str:
+        printed = self.report.text(self.config)
+        return f"; {printed}" if printed else ""
+
+
+async def shake_hands(session: ClientSession) -> None:
+    """Agree on a protocol version.
+
+    Tries `initialize` first, which nearly all servers know and which opens a session over HTTP. A server that
+    refuses it speaks a version from 2026 on.
+    """
+    try:
+        await session.initialize()
+    except MCPError as error:
+        if error.code not in (UNSUPPORTED_PROTOCOL_VERSION, METHOD_NOT_FOUND):
+            raise
+        try:
+            await session.discover()
+        except MCPError:
+            raise error from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception of a group, because task groups wrap exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
+    """A stream of messages that calls a function when it has ended."""
+
+    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> Any:
+        try:
+            return await self._stream.receive()
+        except BaseException:
+            self._ended()
+            raise
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

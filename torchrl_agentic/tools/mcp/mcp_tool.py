@@ -9,12 +9,11 @@ import copy
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.limits import Limiter
 from torchrl_agentic.messages import (
     JSON,
     FileRefPart,
@@ -27,8 +26,7 @@ from torchrl_agentic.messages import (
     VideoPart,
 )
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
-from torchrl_agentic.tools.mcp.approval import Approval, ChangedTool
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig
+from torchrl_agentic.tools.mcp.approval import ChangedTool
 from torchrl_agentic.tools.schema import Schema
 from torchrl_agentic.tools.service import seconds_left
 
@@ -36,7 +34,8 @@ if TYPE_CHECKING:
     import mcp_types
     from mcp_types import CallToolResult, ContentBlock
 
-    from torchrl_agentic.tools.mcp.mcp_client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import MCPClient
+    from torchrl_agentic.tools.mcp.toolset import MCPToolset
 
 logger = logging.getLogger(__name__)
 
@@ -162,34 +161,6 @@ class MCPProgress:
     message: str | None = None
 
 
-class ToolServer(Protocol):
-    """The members of an `MCPToolset` that its tools use.
-
-    Attributes:
-        config: The server.
-        approval: Fingerprints of the approved tools.
-        limiter: Limiter of the calls, or None.
-        effects: Effects of each tool; None: those that the annotations imply.
-        request_timeout: Seconds that the server may take for a call; None: no bound.
-        on_progress: Called with the progress of running calls, or None.
-    """
-
-    config: MCPServerConfig
-    approval: Approval
-    limiter: Limiter | None
-    effects: Effects | None
-    request_timeout: float | None
-    on_progress: Callable[[MCPProgress], None] | None
-
-    def shared(self) -> Client:
-        """Return the connection that all trajectories share."""
-        ...
-
-    def of_trajectory(self, trajectory: str) -> contextlib.AbstractAsyncContextManager[Client]:
-        """Open the connection of a trajectory."""
-        ...
-
-
 class MCPTool(Tool):
     """A tool of an MCP server whose connection all trajectories share; created by `MCPToolset`.
 
@@ -207,24 +178,23 @@ class MCPTool(Tool):
         annotations: The server's annotations of the tool.
     """
 
-    def __init__(self, toolset: ToolServer, name: str, definition: mcp_types.Tool) -> None:
+    def __init__(self, toolset: MCPToolset, name: str, definition: mcp_types.Tool) -> None:
         self.toolset = toolset
         self.name = name
         self.server_name = definition.name
-        self.client: Client | None = None
-        self.annotations: Mapping[str, JSON] = {}
+        self.client: MCPClient | None = None
         self.take(definition)
 
-    def take(self, definition: mcp_types.Tool) -> bool:
-        """Take over a new description by the server; return whether it differs from the old one."""
+    def take(self, definition: mcp_types.Tool) -> None:
+        """Take over a new description by the server."""
         notes = definition.annotations
-        before = (self.description, self.input_schema, self.output_schema, self.annotations)
         self.description = definition.description or definition.title or (notes and notes.title) or ""
         self.input_schema: Schema = definition.input_schema
         self.output_schema = definition.output_schema
-        self.annotations = notes.model_dump(by_alias=True, exclude_none=True) if notes else {}
+        self.annotations: Mapping[str, JSON] = (
+            notes.model_dump(by_alias=True, exclude_none=True) if notes else {}
+        )
         self.effects = self.toolset.effects or implied_effects(self.annotations, self.toolset.config.name)
-        return before != (self.description, self.input_schema, self.output_schema, self.annotations)
 
     @property
     def origin(self) -> str:
@@ -251,7 +221,7 @@ class MCPTool(Tool):
             return result
 
     async def _call(
-        self, client: Client, args: Mapping[str, JSON], ctx: ToolContext, queued_at: float
+        self, client: MCPClient, args: Mapping[str, JSON], ctx: ToolContext, queued_at: float
     ) -> ToolResult:
         started = time.monotonic()
         last: list[MCPProgress] = []

@@ -50,7 +50,7 @@ Streams = tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionM
 
 
 @dataclass(slots=True)
-class Report:
+class ServerReport:
     """Facts about a server that we started, for messages.
 
     Attributes:
@@ -122,7 +122,7 @@ def _inside(config: MCPServerConfig) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> AsyncGenerator[Streams]:
+async def stdio(config: MCPServerConfig, report: ServerReport, max_bytes: int) -> AsyncGenerator[Streams]:
     """Start a server, and end it with all its processes on exit.
 
     Args:
@@ -153,7 +153,7 @@ async def stdio(config: MCPServerConfig, report: Report, max_bytes: int) -> Asyn
 async def _receive(
     config: MCPServerConfig,
     process: Process,
-    report: Report,
+    report: ServerReport,
     max_bytes: int,
     incoming: MemoryObjectSendStream[Item],
 ) -> None:
@@ -218,7 +218,7 @@ def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionM
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found, error=error))
 
 
-def _message(config: MCPServerConfig, line: bytes, report: Report) -> SessionMessage | None:
+def _message(config: MCPServerConfig, line: bytes, report: ServerReport) -> SessionMessage | None:
     if not line.strip():
         return None
     try:
@@ -228,7 +228,7 @@ def _message(config: MCPServerConfig, line: bytes, report: Report) -> SessionMes
         return None
 
 
-def _pass_over(config: MCPServerConfig, line: bytes, report: Report) -> None:
+def _pass_over(config: MCPServerConfig, line: bytes, report: ServerReport) -> None:
     """Store and log the first line that is not a message."""
     if not report.rubbish:
         shown = config.without_secrets(line[: 8 * MAX_RUBBISH].decode("utf-8", "replace").strip())

@@ -23,7 +23,7 @@ from torchrl_agentic.tools.per_trajectory import PerTrajectory, Users
 if TYPE_CHECKING:
     import mcp_types
 
-    from torchrl_agentic.tools.mcp.mcp_client import Client
+    from torchrl_agentic.tools.mcp.mcp_client import MCPClient
 
 MAX_NAME = 64
 """Longest tool name that model APIs accept, in characters."""
@@ -266,7 +266,7 @@ class MCPToolset(Toolset):
                     f"It offers: {', '.join(map(printable, names))[:_SHOWN] or 'none'}"
                 )
 
-    def shared(self) -> Client:
+    def shared(self) -> MCPClient:
         """Return the connection that all trajectories share, created at the first call."""
         connections = self._connections()
         if connections.shared is None:
@@ -274,7 +274,7 @@ class MCPToolset(Toolset):
         return connections.shared
 
     @asynccontextmanager
-    async def of_trajectory(self, trajectory: str) -> AsyncGenerator[Client]:
+    async def of_trajectory(self, trajectory: str) -> AsyncGenerator[MCPClient]:
         """Open the connection of a trajectory for one of its tools; the last tool that leaves closes it.
 
         Args:
@@ -284,7 +284,7 @@ class MCPToolset(Toolset):
             An async context manager that yields the connection.
         """
         members = self._connections().of_trajectories
-        member = members.join(trajectory, lambda: _Connection(self))
+        member = members.join(trajectory, lambda: _TrajectoryConnection(self))
         client = member.value.client
         try:
             await client.connection()
@@ -293,15 +293,15 @@ class MCPToolset(Toolset):
             if member.leave():
                 await client.close()
 
-    def client(self, changed: Callable[[], None] | None = None) -> Client:
+    def client(self, changed: Callable[[], None] | None = None) -> MCPClient:
         """Create a connection, which the caller closes.
 
         Args:
             changed: Called when the tools may have changed; None: `self.changed`.
         """
-        from torchrl_agentic.tools.mcp.mcp_client import Client
+        from torchrl_agentic.tools.mcp.mcp_client import MCPClient
 
-        return Client(
+        return MCPClient(
             self.config,
             start_timeout=self.start_timeout,
             max_result_bytes=self.max_result_bytes,
@@ -335,12 +335,12 @@ class _Connections:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.users = Users()
-        self.shared: Client | None = None
-        self.of_trajectories = PerTrajectory[_Connection]()
+        self.shared: MCPClient | None = None
+        self.of_trajectories = PerTrajectory[_TrajectoryConnection]()
         self.refreshing = asyncio.Lock()
 
 
-class _Connection:
+class _TrajectoryConnection:
     """The connection that the tools of one trajectory share."""
 
     def __init__(self, toolset: MCPToolset) -> None:

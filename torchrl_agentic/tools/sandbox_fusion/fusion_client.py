@@ -172,7 +172,7 @@ class SandboxFusionClient:
             "files": _packed(files),
             "fetch_files": list(fetch_files),
         }
-        times = _Times({"run_timeout": run_timeout, "compile_timeout": compile_s}, ctx)
+        times = _RunTimes({"run_timeout": run_timeout, "compile_timeout": compile_s}, ctx)
         if language != "python":  # compiling and running take their times one after the other
             times.share_s = run_timeout + compile_s
         response = await self._post("/run_code", payload, times, run_timeout + compile_s + MARGIN_S, ctx)
@@ -211,12 +211,12 @@ class SandboxFusionClient:
             "files": _packed(files),
             "fetch_files": list(fetch_files),
         }
-        times = _Times({"total_timeout": total_timeout}, ctx)
+        times = _RunTimes({"total_timeout": total_timeout}, ctx)
         response = await self._post("/run_jupyter", payload, times, total_timeout + 2 * MARGIN_S, ctx)
         return times.checked(_jupyter_result(response), "total_timeout")
 
     async def _post(
-        self, path: str, payload: Fields, times: _Times, timeout: float, ctx: ToolContext | None
+        self, path: str, payload: Fields, times: _RunTimes, timeout: float, ctx: ToolContext | None
     ) -> ServiceResponse:
         def at_this_try(left_s: float | None) -> JSON:
             return {**payload, **times.within(left_s)}
@@ -245,7 +245,7 @@ class SandboxFusionClient:
         await self.close()
 
 
-class _Times:
+class _RunTimes:
     """Time limits of a request, reduced so that its response comes before the call ends.
 
     Args:

@@ -27,10 +27,10 @@ def run_capped(code: bytes, head_bytes: int, tail_bytes: int) -> None:
             os.close(reader)
             os.close(writer)
         return _run(code)
-    streams: dict[int, _Stream] = {}
+    streams: dict[int, _CappedOutput] = {}
     for target, (reader, writer) in zip((1, 2), pipes):  # noqa: B905  Python 3.9 has no strict=
         os.close(writer)
-        streams[reader] = _Stream(target, head_bytes, tail_bytes)
+        streams[reader] = _CappedOutput(target, head_bytes, tail_bytes)
     status = None
     while streams:
         ready = select.select(list(streams), [], [], 0.05 if status is None else 0)[0]
@@ -55,7 +55,7 @@ def run_capped(code: bytes, head_bytes: int, tail_bytes: int) -> None:
     os._exit(os.WEXITSTATUS(status))
 
 
-class _Stream:
+class _CappedOutput:
     """Output of the child on one file descriptor, of which the head is passed on at once."""
 
     def __init__(self, target: int, head_bytes: int, tail_bytes: int) -> None:

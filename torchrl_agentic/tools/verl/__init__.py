@@ -3,6 +3,7 @@
 A tool file written for verl loads once its import path is changed from `verl.tools` to this package.
 """
 
+from torchrl_agentic.tools.function import function_tool
 from torchrl_agentic.tools.verl.base_tool import (
     BaseTool,
     OpenAIFunctionParametersSchema,
@@ -11,7 +12,6 @@ from torchrl_agentic.tools.verl.base_tool import (
     OpenAIFunctionToolSchema,
     ToolResponse,
     _process_single_case,  # pyright: ignore[reportPrivateUsage]
-    function_tool,
     process_image,
     process_video,
     rollout_trace_op,

@@ -14,21 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import pydantic
 
 from torchrl_agentic.messages import JSON, VideoPart, fields_of
-from torchrl_agentic.tools.function import function_tool, schema_fields
+from torchrl_agentic.tools.function import schema_fields
+from torchrl_agentic.tools.images import open_image
 from torchrl_agentic.tools.schema import Schema
-
-__all__ = [
-    "BaseTool",
-    "OpenAIFunctionParametersSchema",
-    "OpenAIFunctionPropertySchema",
-    "OpenAIFunctionSchema",
-    "OpenAIFunctionToolSchema",
-    "ToolResponse",
-    "function_tool",
-    "process_image",
-    "process_video",
-    "rollout_trace_op",
-]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -231,8 +219,6 @@ def process_image(image: Any) -> Any:
     Raises:
         ValueError: If it has another type, or cannot be opened.
     """
-    from torchrl_agentic.tools.verl.image_zoom import open_image
-
     return open_image(image)
 
 

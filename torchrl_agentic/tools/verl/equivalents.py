@@ -12,10 +12,13 @@ EQUIVALENTS: Mapping[str, str] = {
     "verl.tools.search_tool.SearchTool": "torchrl_agentic.tools.SearchTool",
     "verl.tools.gsm8k_tool.Gsm8kTool": "torchrl_agentic.tools.Gsm8kTool",
     "verl.tools.geo3k_tool.Geo3kTool": "torchrl_agentic.tools.Geo3kTool",
-    "verl.tools.image_zoom_in_tool.ImageZoomInTool": "torchrl_agentic.tools.ImageZoomTool",
     "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "torchrl_agentic.interactions.Gsm8kInteraction",
 }
 """Verl's classes → ours that do the same."""
+EXAMPLES: Mapping[str, str] = {
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": "image_zoom.py:ImageZoomTool",
+}
+"""Verl's classes → ours in the folder `examples` of the repository."""
 DEFAULTS: dict[str, Any] = {
     "max_tool_response_chars": 256,
     "tool_response_truncate_side": "middle",
@@ -32,8 +35,12 @@ def equivalent_of(name: str) -> str:
         name: Dotted name of a class.
 
     Raises:
-        ImportError: If it is a misspelt name of a class of verl.
+        ImportError: If it is a misspelt name of a class of verl, or one that only an example replaces.
     """
+    if example := EXAMPLES.get(name):
+        raise ImportError(
+            f"copy examples/{example.partition(':')[0]} of the repository, and write {example!r}"
+        )
     is_unknown = name.startswith("verl.") and name not in EQUIVALENTS
     if is_unknown and (hint := did_you_mean(name, EQUIVALENTS)):
         raise ImportError(f"no class {name!r}{hint}")

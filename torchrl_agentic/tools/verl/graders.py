@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, ClassVar
 
 from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON
@@ -86,7 +86,20 @@ def _as_number(text: str) -> Decimal | None:
 
 
 class _AnswerTool(BaseTool):
-    """Keeps the last score of each trajectory; its `create_kwargs` have the `ground_truth`."""
+    """Keeps the last score of each trajectory; its `create_kwargs` have the `ground_truth`.
+
+    Attributes:
+        function_name: Name of the tool for the model.
+        form: Description of an answer for the model.
+    """
+
+    function_name: ClassVar[str]
+    form: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def is_right(answer: str, truth: str) -> bool:
+        """Return whether an answer equals the right one."""
 
     def __init__(
         self, config: Mapping[str, Any] | None = None, tool_schema: OpenAIFunctionToolSchema | None = None
@@ -140,49 +153,32 @@ class _AnswerTool(BaseTool):
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
         """Return the schema that the model reads."""
-        name, form = self.name_and_form()
         return OpenAIFunctionToolSchema.model_validate(
             {
                 "function": {
-                    "name": name,
+                    "name": self.function_name,
                     "description": "Check an answer to the problem. If it is wrong, check a better one.",
                     "parameters": {
                         "type": "object",
-                        "properties": {"answer": {"type": "string", "description": form}},
+                        "properties": {"answer": {"type": "string", "description": self.form}},
                         "required": ["answer"],
                     },
                 }
             }
         )
 
-    @abstractmethod
-    def name_and_form(self) -> tuple[str, str]:
-        """Return the name of the tool, and a description of an answer for the model."""
-
-    @abstractmethod
-    def is_right(self, answer: str, truth: str) -> bool:
-        """Return whether an answer equals the right one."""
-
 
 class Gsm8kTool(_AnswerTool):
     """`calc_gsm8k_reward`: compares numbers in any notation; for `LifecycleTool`."""
 
-    def name_and_form(self) -> tuple[str, str]:
-        """Return the name of the tool, and a description of an answer for the model."""
-        return "calc_gsm8k_reward", "The answer: a number, alone or after '#### '."
-
-    def is_right(self, answer: str, truth: str) -> bool:
-        """Return whether the last numbers are equal."""
-        return same_number(answer, truth)
+    function_name = "calc_gsm8k_reward"
+    form = "The answer: a number, alone or after '#### '."
+    is_right = staticmethod(same_number)
 
 
 class Geo3kTool(_AnswerTool):
     r"""`calc_geo3k_reward`: compares the content of `\boxed{…}`; for `LifecycleTool`."""
 
-    def name_and_form(self) -> tuple[str, str]:
-        """Return the name of the tool, and a description of an answer for the model."""
-        return "calc_geo3k_reward", "The answer, alone or in \\boxed{}."
-
-    def is_right(self, answer: str, truth: str) -> bool:
-        """Return whether the expressions are equal."""
-        return same_mathematics(answer, truth)
+    function_name = "calc_geo3k_reward"
+    form = "The answer, alone or in \\boxed{}."
+    is_right = staticmethod(same_mathematics)

@@ -114,13 +114,13 @@ class LifecycleTool(Tool):
         """True: each instance is asked for its `calc_reward`."""
         return True
 
-    def stage(self, name: str) -> _Stage:
+    def stage(self, name: str) -> _MethodArguments:
         """Return the arguments that a method takes from a row."""
         return self._stages[name]
 
     @cached_property
-    def _stages(self) -> dict[str, _Stage]:
-        return {name: _Stage(name, getattr(self.target, name)) for name in METHODS}
+    def _stages(self) -> dict[str, _MethodArguments]:
+        return {name: _MethodArguments(name, getattr(self.target, name)) for name in METHODS}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_stages"}
@@ -142,7 +142,7 @@ class LifecycleTool(Tool):
             await asyncio.shield(asyncio.ensure_future(instance.end()))
 
 
-class _Stage:
+class _MethodArguments:
     """The arguments that a method takes from a row."""
 
     def __init__(self, name: str, method: Callable[..., Any]) -> None:

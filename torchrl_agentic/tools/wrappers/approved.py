@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.schema import Validator
@@ -36,13 +37,13 @@ class Approved(Wrapped):
             `per_call_timeout`.
 
     Raises:
+        TypeError: If `wait_s` is not a number.
         ValueError: If `wait_s` is not above 0.
     """
 
     def __init__(self, tool: Any, policy: Policy, *, wait_s: float | None = None) -> None:
         super().__init__(tool)
-        if wait_s is not None and not wait_s > 0:
-            raise ValueError(f"wait_s must be above 0 seconds, or None; got {wait_s}")
+        check_seconds("wait_s", wait_s, none="a wait that is part of the call")
         self.policy, self.wait_s = policy, wait_s
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.text import canonical_json
 from torchrl_agentic.tools.base import Effects, ToolContext, effects_of
@@ -163,12 +164,12 @@ class Store:
         flights: The running calls by key.
 
     Raises:
-        ValueError: If `max_entries` is below 1.
+        TypeError: If `max_entries` is not a number.
+        ValueError: If `max_entries` is below 1, or not whole.
     """
 
     def __init__(self, max_entries: int, source: Store | None = None) -> None:
-        if max_entries < 1:
-            raise ValueError(f"max_entries must be 1 or more; got {max_entries}")
+        check_count("max_entries", max_entries, optional=False)
         self.max_entries = max_entries
         self.flights: dict[Hashable, Flight] = {}
         self._results: OrderedDict[Hashable, ToolResult] = OrderedDict(source._results if source else ())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import threading
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -28,8 +27,6 @@ LEAST_BURST = 20
 """Second calls that may start at once after a pause, if `max_extra` of the running calls are fewer."""
 LEAST_SNOOZE_S = 0.01
 """Least time in seconds until a second call is considered again, after the share was used up."""
-END_GRACE_S = 1.0
-"""Seconds that the end of a session waits for cancelled calls to end."""
 
 Outcome = ToolResult | BaseException
 
@@ -85,138 +82,81 @@ class Hedged(Wrapped):
                 )
             inner = inner.tool
         self.hedging = Hedging(after, max_extra)
-        self._losers: set[asyncio.Task[Outcome]] = set()
-
-    def begin(self, trajectory: str, source: Any) -> None:
-        """Keep track of the cancelled calls of this trajectory, so that its session closes after them."""
-        self._losers = set()
+        self._calls: asyncio.TaskGroup | None = None  # of the trajectory
 
     async def run(self, args: Mapping[str, JSON], ctx: ToolContext) -> ToolResult:
         """Run the call, and once more if it is slow; return the first answer."""
-        loop = asyncio.get_running_loop()
         delay_s = self.hedging.begin()
         if ctx.world is not None and self.effects is None:  # the dispatcher takes it to write its world
             delay_s = None
-        timer = _HedgeTimer(loop, ctx, delay_s)
-        first = loop.create_task(self._outcome(args, replace(ctx, clock=timer)))
-        first.add_done_callback(timer.ring)
+        clock = _HedgeTimer(ctx)
+        first = self._start(self._outcome(args, replace(ctx, clock=clock)))
         second: asyncio.Task[Outcome] | None = None
         try:
-            await timer.rung
-            while not first.done() and timer.has_time and not self.hedging.hedge():
-                await timer.snooze()
-            if not first.done() and timer.has_time:
-                own = replace(ctx, clock=None, deadline=timer.deadline)
-                second = loop.create_task(self._second(args, own))
-                await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            await clock.wait(first, delay_s)
+            while not first.done() and clock.has_time:
+                if self.hedging.hedge():
+                    second = self._second(args, replace(ctx, clock=None, deadline=clock.deadline))
+                    break
+                await clock.wait(first, max(LEAST_SNOOZE_S, delay_s or 0.0))
             while (is_second := choose(_found(first), _found(second), is_hedged=second is not None)) is None:
-                await asyncio.wait((second if second is not None and first.done() else first,))
+                running = [task for task in (first, second) if task is not None and not task.done()]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as stopped:
             for task in (first, second):
-                self._stop(task, *stopped.args)
+                if task is not None:
+                    task.cancel(*stopped.args)
             raise
         finally:
-            timer.end()
-            self.hedging.end(timer.ran_s, has_answered=first.done() and is_answer(first.result()))
-        self._stop(first)
-        self._stop(second)
+            self.hedging.end(clock.ran_s, has_answered=first.done() and is_answer(first.result()))
+        if second is not None:
+            first.cancel()
+            second.cancel()
         outcome = second.result() if second is not None and is_second else first.result()
         if not isinstance(outcome, ToolResult):
             raise outcome
-        if second is None or (second.done() and second.result() is _NO_SLOT):
+        if second is None:
             return outcome
         metrics = {**(outcome.metrics or {}), "hedged": 1, "hedge_won": int(is_second)}
         return replace(outcome, metrics=metrics, timing=None if is_second else outcome.timing)
 
-    async def _outcome(self, args: Mapping[str, JSON], ctx: ToolContext) -> Outcome:
+    async def _outcome(
+        self, args: Mapping[str, JSON], ctx: ToolContext, until: float | None = None
+    ) -> Outcome:
         """Run the tool; return exceptions, since SystemExit from a task would end the event loop."""
         try:
-            return await self.result(args, ctx)
+            async with asyncio.timeout_at(until):
+                return await self.result(args, ctx)
         except GeneratorExit:
             raise
         except BaseException as error:
             return error
 
-    async def _second(self, args: Mapping[str, JSON], ctx: ToolContext) -> Outcome:
-        """Run the tool in a slot of its own, if one is free."""
+    def _second(self, args: Mapping[str, JSON], ctx: ToolContext) -> asyncio.Task[Outcome] | None:
+        """Start the tool in a slot of its own; return None if no slot is free."""
         if ctx.limiter is None:
-            return await self._outcome(args, ctx)
-        slot = ctx.limiter.slot()
-        try:
+            return self._start(self._outcome(args, ctx))
+        slot, is_free = ctx.limiter.slot(), False
+        with contextlib.suppress(InfrastructureError):  # an open circuit
             is_free = slot.acquire_now()
-        except InfrastructureError:  # an open circuit
-            is_free = False
         if not is_free:
             self.hedging.take_back()
-            return _NO_SLOT
-        try:
-            # The clock of the call may stand, while the first one waits for the slot that this one has.
-            async with asyncio.timeout_at(ctx.deadline) as bound:
-                outcome = await self._outcome(args, replace(ctx, slot=slot))
-            return TimeoutError() if bound.expired() else outcome
-        finally:
-            slot.close()
+            return None
+        # The clock of the call may stand, while the first one waits for the slot that this one has.
+        task = self._start(self._outcome(args, replace(ctx, slot=slot), ctx.deadline))
+        task.add_done_callback(lambda _: slot.close())
+        return task
 
-    def _stop(self, task: asyncio.Task[Outcome] | None, *reason: Any) -> None:
-        """Cancel a call unless it has ended, and remember it until it has."""
-        if task is not None and not task.done():
-            self._losers.add(task)
-            task.add_done_callback(self._losers.discard)
-            task.cancel(*reason)
+    def _start(self, call: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
+        return (asyncio if self._calls is None else self._calls).create_task(call)
 
-    async def teardown(self) -> None:
-        """Wait for cancelled calls, and tear down the tool inside."""
-        await self._losers_ended()
-        await self.tool.teardown()
-
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _around(
-        self, opening: AbstractAsyncContextManager[Tool], trajectory: str, source: Any
+        self, opening: contextlib.AbstractAsyncContextManager[Tool], trajectory: str, source: Any
     ) -> AsyncGenerator[Tool]:
-        async with super()._around(opening, trajectory, source) as live:
-            try:
-                yield live
-            finally:
-                await cast("Hedged", live)._losers_ended()
-
-    async def _losers_ended(self) -> None:
-        loop = asyncio.get_running_loop()
-        if ours := {task for task in self._losers if task.get_loop() is loop}:
-            await asyncio.wait(ours, timeout=END_GRACE_S)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_losers": set()}
-
-
-class LatencyWindow:
-    """Percentiles of the latest latencies, in bounded memory.
-
-    Args:
-        size: Number of latencies that are kept.
-    """
-
-    def __init__(self, size: int = LATENCIES_KEPT) -> None:
-        self._latest: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._size = size
-
-    def add(self, seconds: float) -> None:
-        """Add a latency in seconds, and forget the oldest one if there are too many."""
-        if len(self._latest) == self._size:
-            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
-        self._latest.append(seconds)
-        insort(self._sorted, seconds)
-
-    def percentile(self, percent: int) -> float:
-        """Return the least of the latencies that at least `percent` percent of them do not exceed.
-
-        Args:
-            percent: From 1 to 100.
-        """
-        return self._sorted[-(-percent * len(self._sorted) // 100) - 1]
-
-    def __len__(self) -> int:
-        return len(self._sorted)
+        async with super()._around(opening, trajectory, source) as live, asyncio.TaskGroup() as calls:
+            cast("Hedged", live)._calls = calls  # its session closes after the calls that were cancelled
+            yield live
 
 
 class Hedging:
@@ -229,6 +169,7 @@ class Hedging:
     Attributes:
         calls: Number of calls.
         extra: Number of second calls.
+        delay_s: Seconds after which a second call may start; None if too few latencies are known.
 
     Raises:
         TypeError: If `after` is neither a text nor a number.
@@ -245,20 +186,11 @@ class Hedging:
             raise ValueError(f"max_extra is a share of the calls, above 0 and at most 1; got {max_extra!r}")
         self.after, self.max_extra = after, max_extra
         self.calls = self.extra = 0
+        self.delay_s = float(after) if percent is None else None
         self._percent = None if percent is None else int(percent[1])
-        # 2 of the latencies or more lie above the percentile.
-        self._least = 0 if self._percent is None else max(LEAST_KNOWN, math.ceil(200 / (100 - self._percent)))
-        self._window = LatencyWindow()
-        self._running = 0
-        self._budget = 0.0
+        self._latencies = deque[float](maxlen=LATENCIES_KEPT)
+        self._running, self._budget = 0, 0.0
         self._lock = threading.Lock()
-
-    @property
-    def delay_s(self) -> float | None:
-        """Seconds after which a second call may start; None if too few latencies are known."""
-        if self._percent is None:
-            return float(self.after)
-        return self._window.percentile(self._percent) if len(self._window) >= self._least else None
 
     def begin(self) -> float | None:
         """Count a call that begins, and return `delay_s`."""
@@ -297,35 +229,32 @@ class Hedging:
         """
         with self._lock:
             self._running -= 1
-            if self._percent is None:
+            is_long = self.delay_s is not None and seconds >= self.delay_s
+            if self._percent is None or not (has_answered or is_long):
                 return
-            delay_s = self.delay_s
-            if has_answered or (delay_s is not None and seconds >= delay_s):
-                self._window.add(seconds)
+            self._latencies.append(seconds)
+            known = sorted(self._latencies)
+            # 2 of the latencies or more lie above the percentile.
+            if len(known) >= max(LEAST_KNOWN, math.ceil(200 / (100 - self._percent))):
+                self.delay_s = known[-(-self._percent * len(known) // 100) - 1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Hedging, (self.after, self.max_extra))
 
 
 class _HedgeTimer:
-    """Clock of a first call: measures its running time, without its queues, and rings when it is slow.
+    """Clock of a first call, which measures its running time, without its queues.
 
     Args:
-        loop: The event loop.
         ctx: Context of the call, whose clock this one also stops.
-        delay_s: Running time after which the call is slow; None: never.
-
-    Attributes:
-        rung: Completed when the call is slow or has ended.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ctx: ToolContext, delay_s: float | None) -> None:
-        self._loop, self._outer, self._deadline = loop, ctx.clock, ctx.deadline
-        self._delay_s = self._ring_s = delay_s
-        self.rung: asyncio.Future[None] = loop.create_future()
-        self._stops, self._ran_s = 0, 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._start()
+    def __init__(self, ctx: ToolContext) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._outer, self._deadline = ctx.clock, ctx.deadline
+        self._stops, self._ran_s, self._since = 0, 0.0, self._now()
+        self._bound: asyncio.Timeout | None = None
+        self._bound_s: float | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -335,19 +264,26 @@ class _HedgeTimer:
     @property
     def has_time(self) -> bool:
         """True if the deadline of the call has not passed."""
-        return self.deadline is None or self._loop.time() < self.deadline
+        return self.deadline is None or self._now() < self.deadline
 
     @property
     def ran_s(self) -> float:
         """Running time so far, in seconds."""
-        return self._ran_s + (0.0 if self._stops else self._loop.time() - self._since)
+        return self._ran_s + (0.0 if self._stops else self._now() - self._since)
+
+    async def wait(self, call: asyncio.Task[Outcome], seconds: float | None) -> None:
+        """Wait until the call has ended, or has run for some more seconds; None: until it has ended."""
+        self._bound_s = None if seconds is None else self.ran_s + seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._bound:
+                self._reschedule()
+                await asyncio.wait((call,))
+        self._bound_s = None
 
     def stop(self) -> None:
         """Pause, because the call waits in a queue."""
-        self._stops += 1
-        if self._stops == 1:
-            self._ran_s += self._loop.time() - self._since
-            self._cancel()
+        self._ran_s, self._stops = self.ran_s, self._stops + 1
+        self._reschedule()
         if self._outer is not None:
             self._outer.stop()
 
@@ -355,41 +291,13 @@ class _HedgeTimer:
         """Resume, and return the new deadline."""
         self._stops -= 1
         if self._stops == 0:
-            self._start()
+            self._since = self._now()
+            self._reschedule()
         return self._deadline if self._outer is None else self._outer.go_on()
 
-    def ring(self, _: object = None) -> None:
-        """Complete `rung`."""
-        if not self.rung.done():
-            self.rung.set_result(None)
-
-    def snooze(self) -> asyncio.Future[None]:
-        """Return a new `rung`, completed when the call has run for `delay_s` more, or has ended."""
-        self._ring_s = self.ran_s + max(LEAST_SNOOZE_S, self._delay_s or 0.0)
-        self.rung = self._loop.create_future()
-        if not self._stops:
-            self._arm()
-        return self.rung
-
-    def end(self) -> None:
-        """Signal nothing any more."""
-        self._ring_s = None
-        self._cancel()
-
-    def _start(self) -> None:
-        self._since = self._loop.time()
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._ring_s is not None and not self.rung.done():
-            self._timer = self._loop.call_later(max(0.0, self._ring_s - self.ran_s), self.ring)
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-_NO_SLOT = InfrastructureError("no slot is free for a second call")
+    def _reschedule(self) -> None:
+        if self._bound_s is not None and self._bound is not None and not self._bound.expired():
+            self._bound.reschedule(None if self._stops else self._now() + self._bound_s - self.ran_s)
 
 
 def choose(first: Outcome | None, second: Outcome | None, *, is_hedged: bool) -> bool | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.messages import JSON, Status, ToolResult
 from torchrl_agentic.tools.base import ToolContext, effects_of
 from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
@@ -109,7 +110,10 @@ class Retrying(Wrapped):
         args, tries = self._keyed(args, ctx)
         retries, outcome = 0, await self._try(args, ctx)
         while is_transient(outcome) and retries + 1 < tries:
-            seconds = pause_s(retries, outcome, self.first_s, self.longest_s, random.random())
+            seconds = max(
+                backoff_pause_s(retries + 1, self.first_s, self.longest_s, chance=random.random()),
+                getattr(outcome, "retry_after", None) or 0.0,
+            )
             if ctx.clock is not None:
                 ctx = replace(ctx, deadline=ctx.clock.deadline)  # a try that queued has moved it
             if ctx.deadline is not None and asyncio.get_running_loop().time() + seconds >= ctx.deadline:
@@ -205,17 +209,3 @@ def is_transient(outcome: Outcome) -> bool:
     if isinstance(outcome, ToolResult):
         return outcome.is_error and outcome.status in (Status.INFRA, Status.TIMEOUT)
     return bool(getattr(outcome, "is_transient", True))
-
-
-def pause_s(retries: int, outcome: Outcome, first_s: float, longest_s: float, chance: float) -> float:
-    """Return the pause in seconds after `retries` retries.
-
-    Args:
-        retries: Number of retries so far.
-        outcome: Outcome of the last try; its `retry_after`, in seconds, is a lower bound.
-        first_s: First pause, in seconds.
-        longest_s: Longest pause without the random part, in seconds.
-        chance: Random number in [0, 1), which keeps callers apart.
-    """
-    seconds = min(longest_s, first_s * 2.0 ** min(retries, 64))
-    return max(seconds, getattr(outcome, "retry_after", None) or 0.0) + first_s * chance

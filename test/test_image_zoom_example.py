@@ -1,18 +1,17 @@
-"""Zooming in shows the whole box, large enough, or explains why the box is invalid."""
+"""`examples/image_zoom.py`: it shows the whole box, large enough, or explains why the box is invalid."""
 
-import base64
 import io
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from image_zoom import ImageZoomTool, fit
 from PIL import Image
 
 from torchrl_agentic import MissingExtra, ParsedCall, RowData
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.tools import LifecycleTool
-from torchrl_agentic.tools.verl.image_zoom import ImageZoomTool, fit, open_image
 
 IMAGE = Image.new("RGB", (200, 100), "white")
 IMAGE.paste("red", (100, 0, 200, 100))
@@ -84,44 +83,12 @@ def test_crop_is_inside_the_image_large_enough_and_contains_the_box(box, size):
     assert right >= min(size[0], box[2]) - near
 
 
-@pytest.mark.parametrize(
-    "image",
-    [
-        IMAGE,
-        png(),
-        base64.b64encode(png()).decode(),
-        f"data:image/png;base64,{base64.b64encode(png()).decode()}",
-        {"bytes": png(), "path": None},
-    ],
-)
-def test_images_come_in_many_forms(image, tmp_path):
-    assert open_image(image).size == (200, 100)
-    (tmp_path / "i.png").write_bytes(png())
-    assert (
-        open_image(str(tmp_path / "i.png")).size == open_image(f"file://{tmp_path}/i.png").size == (200, 100)
-    )
-
-
 async def test_a_photograph_is_cropped_the_way_up_that_the_model_sees_it():
     exif, buffer = Image.Exif(), io.BytesIO()
     exif[274] = 6  # taken with the camera turned to its left
     IMAGE.save(buffer, "JPEG", exif=exif)
     (result,) = await zoom([10, 120, 90, 180], image=buffer.getvalue())
     assert Image.open(io.BytesIO(result.parts[1].data)).size == (80, 60)
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        ("https://example.org/i.png", "not loaded from the network"),
-        ("no such file", "as a path or base64"),
-        (b"no image", "cannot be opened"),
-        (7, "got int"),
-    ],
-)
-def test_invalid_image_is_rejected(image, message):
-    with pytest.raises(ValueError, match=message):
-        open_image(image)
 
 
 async def test_a_row_without_an_image_says_where_it_belongs():

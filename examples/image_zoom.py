@@ -1,17 +1,21 @@
-"""`ImageZoomTool`: shows an enlarged part of the image in the data set's row."""
+"""`ImageZoomTool`, which shows an enlarged part of the image in the data set's row, like verl's tool.
+
+A tool file names it by the path of this file, and needs no schema:
+
+    tools:
+      - class_name: examples/image_zoom.py:ImageZoomTool
+        config: {type: native}
+"""
 
 from __future__ import annotations
 
-import base64
 import io
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrl_agentic.messages import JSON, ImagePart
-from torchrl_agentic.tools.images import decoded, require_pillow
-from torchrl_agentic.tools.verl.base_tool import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from torchrl_agentic.tools.images import require_pillow
+from torchrl_agentic.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolResponse, process_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,7 +60,7 @@ class ImageZoomTool(BaseTool):
 
         Args:
             instance_id: Id of the instance; None: a new one.
-            image: The image; see `open_image`.
+            image: The image; see `process_image`.
             kwargs: Other arguments of the row, which are ignored.
 
         Raises:
@@ -68,7 +72,7 @@ class ImageZoomTool(BaseTool):
                 f'tools_kwargs: {{"{self.name}": {{"create_kwargs": {{"image": …}}}}}}'
             )
         made, said = await super().create(instance_id)
-        self._images[made] = open_image(image)
+        self._images[made] = process_image(image)
         return made, said
 
     async def execute(
@@ -110,47 +114,6 @@ class ImageZoomTool(BaseTool):
                 }
             }
         )
-
-
-def open_image(image: Any) -> Image:
-    """Open an image.
-
-    Args:
-        image: A Pillow image, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
-            as "bytes", "path" or "image".
-
-    Returns:
-        The image, in RGB.
-
-    Raises:
-        ValueError: If it has another type, cannot be opened, or is too large.
-    """
-    from PIL import Image as pillow
-
-    if isinstance(image, pillow.Image):  # already turned upright by its owner
-        return image.convert("RGB")
-    if isinstance(image, Mapping):  # column files store images as {"bytes", "path"}
-        fields = cast("Mapping[str, Any]", image)
-        image = fields.get("bytes") or fields.get("path") or fields.get("image")
-    if isinstance(image, str):
-        image = _bytes_of(image)
-    if not isinstance(image, bytes):
-        raise ValueError(f"expected a Pillow image, bytes, base64 or a path; got {type(image).__name__}")
-    return decoded(image)
-
-
-def _bytes_of(text: str) -> bytes:
-    if re.match(r"https?://", text):
-        raise ValueError(f"images are not loaded from the network; got {text[:80]!r}")
-    if text.startswith("data:"):
-        return base64.b64decode(text.partition(",")[2])
-    path = Path(text.removeprefix("file://")) if len(text) < 4096 else None
-    if path is not None and path.is_file():
-        return path.read_bytes()
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise ValueError(f"expected an image as a path or base64; got {text[:80]!r}") from None
 
 
 def _box(value: JSON) -> Box:

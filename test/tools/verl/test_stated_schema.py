@@ -1,11 +1,12 @@
-"""`lint` corrects the schema of a tool and finds parts that mislead models."""
+"""The schema that a user has written for a tool is corrected, and parts that mislead models are refused."""
 
 import copy
 from typing import Any
 
 import pytest
 
-from torchrl_agentic.tools.schema_lint import Finding, lint
+from torchrl_agentic.tools.options import OptionError
+from torchrl_agentic.tools.verl.stated_schema import checked_parameters
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -15,15 +16,11 @@ def _object(**properties: Any) -> dict[str, Any]:
 def test_the_schema_itself_stays_as_it_is():
     schema = _object(names={"type": "array", "item": {"type": "string"}, "enum": None})
     before = copy.deepcopy(schema)
-    corrected, findings = lint(schema)
+    corrected, remarks = checked_parameters(schema)
     assert schema == before
     assert corrected == _object(names={"type": "array", "items": {"type": "string"}})
-    assert findings == [
-        Finding(
-            ("properties", "names", "item"),
-            "'item' is not a JSON Schema keyword; it is read as 'items'",
-            is_error=False,
-        )
+    assert remarks == [
+        (("properties", "names", "item"), "'item' is not a JSON Schema keyword; it is read as 'items'")
     ]
 
 
@@ -40,10 +37,10 @@ def test_the_schema_itself_stays_as_it_is():
     ],
 )
 def test_a_mistake_is_found_at_its_path(schema: dict[str, Any], path: tuple[str, ...], message: str):
-    (finding,) = lint(schema)[1]
-    assert finding.is_error
-    assert finding.path == path
-    assert message in finding.message
+    with pytest.raises(OptionError) as raised:
+        checked_parameters(schema)
+    assert raised.value.steps == path
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -55,5 +52,5 @@ def test_a_mistake_is_found_at_its_path(schema: dict[str, Any], path: tuple[str,
         {},
     ],
 )
-def test_a_valid_schema_has_no_findings_and_stays_the_same(schema: dict[str, Any]):
-    assert lint(schema) == (schema, [])
+def test_a_valid_schema_stays_the_same_without_remarks(schema: dict[str, Any]):
+    assert checked_parameters(schema) == (schema, [])
