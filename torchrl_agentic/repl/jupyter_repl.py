@@ -19,8 +19,8 @@ from torchrl_agentic.repl.base import ReplResult
 from torchrl_agentic.repl.supervised import ProcessRepl, ProcessStream
 from torchrl_agentic.sandbox import BubblewrapSandbox, Process, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.bootstrap import GRACE_S, SAFE_PATH, source_of
+from torchrl_agentic.sandbox.duck_typed_sandbox import ensure_sandbox
 from torchrl_agentic.sandbox.link import Link
-from torchrl_agentic.sandbox.look_alike_sandbox import ensure_sandbox
 from torchrl_agentic.sandbox.python_runtime import clean_env, find_packages
 
 START_S = 60.0

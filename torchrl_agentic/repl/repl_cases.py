@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from torchrl_agentic.repl.base import Repl, ReplResult
-from torchrl_agentic.repl.look_alikes import repl_in
+from torchrl_agentic.repl.duck_typed_repl import repl_in
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.conformance import Case
 from torchrl_agentic.sandbox.conformance.attack_cases import never_infra
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("interpreters")
+group = CaseGroup("interpreters")
 LATER_S = 0.4
 """Seconds for which leftovers of a cell can act while no cell runs."""
 ARM = """

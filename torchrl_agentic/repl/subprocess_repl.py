@@ -8,8 +8,8 @@ from typing import ClassVar
 from torchrl_agentic.repl.supervised import ProcessRepl, ProcessStream
 from torchrl_agentic.sandbox import Process, Sandbox, default_sandbox
 from torchrl_agentic.sandbox.bootstrap import BOOT, start_message, supervisor_settings
+from torchrl_agentic.sandbox.duck_typed_sandbox import ensure_sandbox
 from torchrl_agentic.sandbox.link import Link
-from torchrl_agentic.sandbox.look_alike_sandbox import ensure_sandbox
 
 
 class SubprocessRepl(ProcessRepl):

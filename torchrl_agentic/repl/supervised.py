@@ -355,7 +355,7 @@ class ProcessRepl(SupervisedRepl):
 
 
 class ProcessStream:
-    """A process as a `Stream`.
+    """A process as a `ByteStream`.
 
     Args:
         process: The process.

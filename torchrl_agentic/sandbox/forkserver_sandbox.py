@@ -58,7 +58,7 @@ from torchrl_agentic.sandbox.python_runtime import env_inside, python_inside, py
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
 from torchrl_agentic.sandbox.workspace import MAX_READ
-from torchrl_agentic.sandbox.zygote_pool import START_S, Trajectory, ZygotePool, ZygoteSpec, shared_pool
+from torchrl_agentic.sandbox.zygote_pool import START_S, ForkedTrajectory, ZygotePool, ZygoteSpec, shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class ForkServerSandbox(Sandbox):
         self.preload = None if preload is None else tuple(preload)
         self.seed = seed
         self._pool: ZygotePool | None = None
-        self._trajectory: Trajectory | None = None
+        self._trajectory: ForkedTrajectory | None = None
         self._stream: SocketStream | None = None
         self._link: Link | None = None
         self._renewing = asyncio.Lock()
@@ -381,7 +381,7 @@ class ForkServerSandbox(Sandbox):
             raise
         return [self._wrap_clone(trajectory) for trajectory in made[1:]]
 
-    async def _move(self, link: Link, trajectory: Trajectory) -> None:
+    async def _move(self, link: Link, trajectory: ForkedTrajectory) -> None:
         """Continue as another trajectory: after cloning, this sandbox is a clone too."""
         stream, before = self._stream, self._trajectory
         assert self._pool is not None
@@ -392,7 +392,7 @@ class ForkServerSandbox(Sandbox):
         stream.close()
         self._pool.release(before)
 
-    def _wrap_clone(self, trajectory: Trajectory) -> ForkServerSandbox:
+    def _wrap_clone(self, trajectory: ForkedTrajectory) -> ForkServerSandbox:
         clone = self.fresh()
         clone._pool = self._pool
         clone._connect(trajectory)
@@ -415,7 +415,7 @@ class ForkServerSandbox(Sandbox):
         """Return the command that starts Python inside."""
         return (python_inside(),)
 
-    def _connect(self, trajectory: Trajectory) -> Link:
+    def _connect(self, trajectory: ForkedTrajectory) -> Link:
         self._trajectory = trajectory
         self._stream = SocketStream(trajectory.connection)
         self._link = Link(self._stream, output_bytes=self.limits.output_bytes)

@@ -205,7 +205,7 @@ def _order(
     families = seccomp.NETWORK if online else ()
     filter_ = seccomp.program(families=families, landlock=version, has_namespaces=False)
     assert filter_ is not None, "why_not() checks the processor"
-    gate, starts = seccomp.gate(landlock=version)
+    notify, starts = seccomp.notify_program(landlock=version)
     return {
         "argv": [word.encode() for word in argv],
         "env": {name.encode(): value.encode() for name, value in env.items()},
@@ -216,7 +216,7 @@ def _order(
         "tcp": online,
         "version": version,
         "filter": filter_,
-        "gate": gate,
+        "notify": notify,
         "starts": starts,
         "entrance": None,
         "max_processes": limits.max_processes,
@@ -247,7 +247,7 @@ def _starting(order: Order, group: MemoryGroup | None) -> Generator[tuple[list[s
             with os.fdopen(fds[0], "wb", closefd=False) as file:
                 marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
             os.lseek(fds[0], 0, os.SEEK_SET)
-            text = program("rights", "orphans", "gate", "confine")
+            text = program("rights", "orphans", "seccomp_notify", "confine")
             yield [python_inside(), "-I", "-S", "-B", "-c", text, str(fds[0])], fds
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error

@@ -91,7 +91,7 @@ memory of its own: allowed
     map_shadow_stack 453/453, mseal 462/462, membarrier 324/283
 
 processes and threads: allowed
-  The limit of processes counts them, and the PID namespace or the gate keeps them among themselves.
+  The limit of processes counts them, and the PID namespace or the supervisor keeps them among themselves.
     fork 57/-, vfork 58/-, execve 59/221, execveat 322/281, exit 60/93, exit_group 231/94, wait4 61/260,
     waitid 247/95, getpid 39/172, gettid 186/178, getppid 110/173, getpgrp 111/-, getpgid 121/155,
     setpgid 109/154, getsid 124/156, setsid 112/157, set_tid_address 218/96, set_robust_list 273/99,
@@ -100,7 +100,7 @@ processes and threads: allowed
     prctl 157/167, getcpu 309/168
 
 signals: allowed
-  PID namespaces and Landlock's scopes, or the gate, keep them inside.
+  PID namespaces and Landlock's scopes, or the supervisor, keep them inside.
     kill 62/129, tkill 200/130, tgkill 234/131, rt_sigqueueinfo 129/138, rt_tgsigqueueinfo 297/240,
     rt_sigaction 13/134, rt_sigprocmask 14/135, rt_sigreturn 15/139, rt_sigpending 127/136,
     rt_sigtimedwait 128/137, rt_sigsuspend 130/133, sigaltstack 131/132, pause 34/-

@@ -105,7 +105,7 @@ def missing_requirement(sandbox: Sandbox, need: str) -> str | None:
     return None if held else f"{sandbox.name} does not enforce {need}"
 
 
-class Group:
+class CaseGroup:
     """The cases about one subject. Its decorators register a function as a case and return it unchanged.
 
     Args:

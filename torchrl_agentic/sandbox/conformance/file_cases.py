@@ -9,11 +9,11 @@ import random
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import never_infra, python, refused
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("files")
+group = CaseGroup("files")
 
 
 @group.case(needs=["files"])

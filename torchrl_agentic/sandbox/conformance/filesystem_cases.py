@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     SECRET,
     files_named,
@@ -20,7 +20,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.python_runtime import find_packages
 
-group = Group("filesystem")
+group = CaseGroup("filesystem")
 
 
 @group.case("host_files")

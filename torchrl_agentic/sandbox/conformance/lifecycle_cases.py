@@ -9,7 +9,7 @@ import time
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Process, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import refused, until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     expect_line,
@@ -22,7 +22,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("lifecycle")
+group = CaseGroup("lifecycle")
 
 
 @group.factory_case()

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, python
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     forget_peak_memory,
@@ -21,7 +21,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("limits")
+group = CaseGroup("limits")
 MIB = 1 << 20
 TOGETHER = ResourceLimits(memory_bytes=200 * MIB, memory_total_bytes=256 * MIB, wall_seconds=15)
 HELD_S = 3
@@ -136,7 +136,7 @@ def unmapped():
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     kept.append(area)
     expect(libc.munmap(ctypes.c_void_p(address + 4096), ctypes.c_size_t(SIZE - 4096)))
-class Piece(ctypes.Structure):
+class Iovec(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
 def pinned():
     area = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -145,7 +145,7 @@ def pinned():
     address = -(-ctypes.addressof(ctypes.c_char.from_buffer(area)) // (2 << 20)) * (2 << 20)
     for at in range(0, SIZE, 2 << 20):
         pipe = os.pipe(); kept.append((pipe, area))
-        expect(libc.vmsplice(pipe[1], ctypes.byref(Piece(address, 4096)), 1, 0))
+        expect(libc.vmsplice(pipe[1], ctypes.byref(Iovec(address, 4096)), 1, 0))
 def sent():
     size = 0
     while size < SIZE:

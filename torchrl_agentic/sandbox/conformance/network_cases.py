@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Generator
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("network")
+group = CaseGroup("network")
 LOOPBACK = ResourceLimits(network="loopback")
 CONNECT = """
 import socket

@@ -15,7 +15,7 @@ from torchrl_agentic.sandbox.conformance.attack_cases import (
     python,
     until,
 )
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     SECRET,
     host_process,
@@ -24,7 +24,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
     secret_variable,
 )
 
-group = Group("process")
+group = CaseGroup("process")
 
 
 @group.case("host_processes", needs=["linux"])

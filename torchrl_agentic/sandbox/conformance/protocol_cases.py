@@ -11,11 +11,11 @@ import random
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, refused, until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("protocol")
+group = CaseGroup("protocol")
 MEANT_AS_OPTIONS = (
     ["--bind", "/", "/", "touch"], ["--"], ["-c", "id"], ["--help"], ["--version"], ["--args", "0"], ["-e"],
     ["--cap-add", "ALL", "id"], ["--reuid=0", "id"], ["--privileged", "id"], ["-i", "id"], [""], ["=x", "id"],

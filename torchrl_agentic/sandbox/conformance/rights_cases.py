@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
-from torchrl_agentic.sandbox.conformance.base import Group
+from torchrl_agentic.sandbox.conformance.base import CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
     expect_line,
     oom_score_adj,
     trainer,
 )
 
-group = Group("rights")
+group = CaseGroup("rights")
 
 
 @group.case("privileges", needs=["linux"])

@@ -9,10 +9,10 @@ import asyncio
 
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.conformance.attack_cases import never_infra, python
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("supervision")
+group = CaseGroup("supervision")
 
 FILL = """
 import os, time
