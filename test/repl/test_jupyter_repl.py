@@ -23,8 +23,8 @@ from helpers.processes import family, runs
 from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
 from torchrl_agentic.repl import ReplDisplay
 from torchrl_agentic.repl.base import KEPT, LOST
-from torchrl_agentic.repl.jupyter_repl import REPORT_S, JupyterRepl, sandbox_for_kernels
-from torchrl_agentic.repl.kernel_link import MAX_IMAGES, MAX_TEXTS
+from torchrl_agentic.repl.jupyter_repl import JupyterRepl, sandbox_for_kernels
+from torchrl_agentic.repl.supervised import MARGIN_S, MAX_IMAGES, MAX_TEXTS
 from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 
@@ -234,7 +234,7 @@ async def test_death_of_the_interpreter_is_reported_at_once_with_its_cause(repl:
 async def test_death_between_two_calls_is_reported_with_the_next(repl: JupyterRepl):
     await repl.execute("import os, threading; threading.Timer(0.05, os._exit, [0]).start()")
     async with asyncio.timeout(limit(5)):
-        await asyncio.shield(repl._live.ended)
+        await asyncio.shield(repl._link.ended())
     result = await repl.execute("1 + 1", timeout=limit(5))
     assert (result.value, result.status, result.state_lost) == ("2", "ok", True)
     assert result.message == f"Before this call, {LOST}"
@@ -535,13 +535,13 @@ async def test_cancelling_what_cannot_be_interrupted_leaves_nothing_running(repl
     code = f"{IGNORE}\nimport subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)\n"
     task = asyncio.create_task(repl.execute(f"{code}open('begun', 'w').close()\nwhile True: pass"))
     await _exists(repl, "begun")
-    pids = family(repl._live.process.process.pid)
+    pids = family(repl._process.process.pid)
     assert len(pids) >= 4
     began = time.monotonic()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await _gone(pids)
-    assert time.monotonic() - began < REPORT_S  # the client reported it, and was not waited for in vain
+    assert time.monotonic() - began < MARGIN_S  # the client reported it, and was not waited for in vain
     result = await repl.execute("1 + 1", timeout=limit(5))
     assert (result.value, result.state_lost, result.message) == ("2", True, f"Before this call, {LOST}")
 
@@ -580,7 +580,7 @@ async def test_nothing_is_left_after_close(workspaces):
     await repl.open()
     assert os.listdir(workspaces)
     await repl.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); None")
-    pids = family(repl._live.process.process.pid)
+    pids = family(repl._process.process.pid)
     assert len(pids) >= 4
     await repl.close()
     await repl.close()
@@ -601,13 +601,13 @@ async def test_closing_while_code_runs_does_not_restart_the_interpreter():
     async with asyncio.timeout(limit(5)):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [InfrastructureError] * 2
-    assert repl._live is None
+    assert repl._link is None
 
 
 async def test_sandbox_killed_from_outside_gives_infra(repl: JupyterRepl):
     task = asyncio.create_task(repl.execute("import time; time.sleep(100)"))
     await asyncio.sleep(0.2)
-    os.kill(repl._live.process.process.pid, signal.SIGKILL)
+    os.kill(repl._process.process.pid, signal.SIGKILL)
     with pytest.raises(InfrastructureError, match="SIGKILL"):
         async with asyncio.timeout(limit(5)):
             await task
@@ -625,7 +625,7 @@ async def test_code_that_kills_its_kernel_client_gets_a_result(later: bool):
         assert (result.status, result.state_lost) == (("ok", False) if later else ("died", True))
         if later:
             async with asyncio.timeout(limit(5)):
-                await asyncio.shield(repl._live.ended)
+                await asyncio.shield(repl._link.ended())
             assert (await repl.execute("1", timeout=limit(10))).state_lost
         await _works(repl)
 
@@ -758,7 +758,7 @@ async def test_it_works_in_any_sandbox_and_with_a_plain_kernel():
         assert "\x1b" not in result.error.traceback
         result = await repl.execute("while True: pass", timeout=0.5)
         assert result.message.endswith(KEPT)
-        pids = family(repl._live.process.process.pid)
+        pids = family(repl._process.process.pid)
     await _gone(pids)
 
 

@@ -6,8 +6,7 @@ import types
 
 import pytest
 
-from torchrl_agentic.sandbox.inside import confine
-from torchrl_agentic.sandbox.inside import gate as gate_module
+from torchrl_agentic.sandbox.inside import confine, seccomp_notify
 from torchrl_agentic.sandbox.landlock import why_not
 
 works = pytest.mark.skipif(why_not() is not None, reason=f"Landlock does not work here: {why_not()}")
@@ -55,8 +54,8 @@ def test_an_answer_that_a_signal_interrupts_is_given_again(monkeypatch):
         if len(calls) == 2:
             raise InterruptedError
 
-    monkeypatch.setattr(gate_module.fcntl, "ioctl", ioctl)
-    gate_module.Gate(-1, [], None).answer()
+    monkeypatch.setattr(seccomp_notify.fcntl, "ioctl", ioctl)
+    seccomp_notify.SeccompNotify(-1, [], None).answer()
     receive, *sends = calls
     assert len(sends) == 2
     assert receive != sends[0] == sends[1]

@@ -13,7 +13,7 @@ from torchrl_agentic.repl.repl_cases import CASES as OF_INTERPRETERS
 from torchrl_agentic.sandbox import ResourceLimits, UnsafeSubprocessSandbox
 from torchrl_agentic.sandbox.base import THREATS
 from torchrl_agentic.sandbox.conformance import CASES, Case, check
-from torchrl_agentic.sandbox.conformance.base import Group
+from torchrl_agentic.sandbox.conformance.base import CaseGroup
 
 pytestmark = pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 HARMLESS = """
@@ -111,7 +111,7 @@ def test_a_case_is_left_out_only_for_a_reason():
 
 
 async def test_outcomes_name_the_failure_and_its_reason():
-    group = Group("here")
+    group = CaseGroup("here")
 
     @group.case()
     async def it_has_a_message(sandbox: UnsafeSubprocessSandbox) -> None:
@@ -150,4 +150,4 @@ async def test_a_case_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch):
 
 def test_unknown_claim_is_rejected():
     with pytest.raises(ValueError, match="unknown threat 'magic'; expected one of host_files"):
-        Group("here").case("magic")(lambda sandbox: asyncio.sleep(0))
+        CaseGroup("here").case("magic")(lambda sandbox: asyncio.sleep(0))

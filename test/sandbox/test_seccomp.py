@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.sandbox import seccomp
-from torchrl_agentic.sandbox.seccomp import NETWORK, gate, program
+from torchrl_agentic.sandbox.seccomp import NETWORK, notify_program, program
 from torchrl_agentic.sandbox.system_calls import MACHINES, TABLE, numbers
 
 ALLOW, KILL, ASK, REFUSE = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x00050000
@@ -174,7 +174,7 @@ def test_options_open_and_close(machine, options, name, arguments, expected):
 def test_the_gate_is_asked_about_new_processes_and_about_signals_that_landlock_does_not_scope(
     machine, landlock, asked
 ):
-    filter_, starts = gate(landlock=landlock, machine=machine)
+    filter_, starts = notify_program(landlock=landlock, machine=machine)
     known = numbers(machine)
     assert {known[name] for name in ("clone", "fork", "vfork") if name in known} == set(starts)
     for name, number in known.items():

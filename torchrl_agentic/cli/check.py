@@ -12,22 +12,23 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.cli.show import progress_bar
-from torchrl_agentic.dispatch.dispatcher import Dispatcher
+from torchrl_agentic.cli.options import AsJson
+from torchrl_agentic.cli.show import complain, mistakes_end_it, printable_lines, progress_bar
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, Status, ToolResult, fields_of
 from torchrl_agentic.text import printable, read_json
 
 if TYPE_CHECKING:
     from torchrl_agentic.config import LoadedTools
+    from torchrl_agentic.dispatch.dispatcher import Dispatcher
     from torchrl_agentic.sandbox import Sandbox
     from torchrl_agentic.sandbox.conformance import Case, CaseOutcome
     from torchrl_agentic.tools.base import Tool
@@ -55,26 +56,24 @@ def example_search() -> Any:
 
 
 def check_load(
-    console: Console, tool: str, options: str, args: str | None, *, calls: int, concurrency: int
-) -> int:
-    """Load-test a tool, and print the result.
+    tool: Annotated[
+        str, typer.Option(help="Tool as in a YAML file: sandbox_fusion, search, python, or file.py:function.")
+    ] = "sandbox_fusion",
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of trajectories that call at once.")] = 16,
+    calls: Annotated[int, typer.Option(min=1, help="Total number of calls.")] = 500,
+    options: Annotated[str, typer.Option(help="Options of the tool, as a JSON object.")] = "{}",
+    args: Annotated[str | None, typer.Option(help="Arguments of each call, as a JSON object.")] = None,
+) -> None:
+    """Load-test a tool: measure calls per second, queue times, run times and errors.
 
-    Args:
-        console: Console to print to.
-        tool: Tool as in a YAML file, or file.py:function.
-        options: Options of the tool, as JSON.
-        args: Arguments of each call, as JSON; None for the defaults of the tool.
-        calls: Total number of calls.
-        concurrency: Number of trajectories that call at once.
-
-    Returns:
-        The exit code: 0, 1 if a call failed, or 2 for a mistake of the user.
+    If the options name no URL of a service, the service is started on this machine.
     """
     from torchrl_agentic.cli.rollout_file import RolloutConfig, make_tools
-    from torchrl_agentic.errors import InfrastructureError
+    from torchrl_agentic.dispatch.dispatcher import Dispatcher
     from torchrl_agentic.tools.tool_adapter import ensure_tool
 
-    try:
+    console = Console()
+    with mistakes_end_it():
         tool_options = fields_of(read_json(options))
         call_args = fields_of(read_json(args) if args is not None else ARGS.get(tool, {}))
         if tool_options is None or call_args is None:
@@ -105,11 +104,8 @@ def check_load(
                         await dispatcher.close()
 
                 found = asyncio.run(run())
-    except (ValueError, TypeError, OSError, ImportError, InfrastructureError) as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
-        return 2
     _show_load(console, found)
-    return 1 if found.errors else 0
+    raise typer.Exit(1 if found.errors else 0)
 
 
 @contextlib.contextmanager
@@ -181,22 +177,16 @@ def show_tiers(console: Console) -> bool:
     return used is not None
 
 
-def try_cases(name: str, only: str, console: Console) -> int:
-    """Run the conformance cases of a sandbox, and print their outcomes.
-
-    Args:
-        name: Name of the sandbox, or module:Class.
-        only: Part of the name or group of the cases to run; empty for all.
-        console: Console to print to.
-
-    Returns:
-        The exit code: 0, 1 if a case failed or the sandbox does not work here, or 2 for a mistake of the
-            user.
-    """
+def check_sandbox(
+    name: Annotated[str, typer.Argument(help="Name of the sandbox, such as bubblewrap, or module:Class.")],
+    only: Annotated[str, typer.Option(help="Run only the cases whose name or group contains this.")] = "",
+) -> None:
+    """Run the conformance cases of a sandbox, which include attacks."""
     from torchrl_agentic.errors import MissingExtra, SandboxError
     from torchrl_agentic.repl import repl_cases as interpreters
     from torchrl_agentic.sandbox.conformance import CASES
 
+    console = Console()
     try:
         kind = _kind(name)
         cases = [case for case in (*CASES, *interpreters.CASES) if only in str(case)]
@@ -204,16 +194,16 @@ def try_cases(name: str, only: str, console: Console) -> int:
             raise ValueError(f"no case has {only!r} in its name or its group")
         outcomes = asyncio.run(_outcomes(kind, cases, console))
     except ValueError as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
-        return 2
+        complain(error)
+        raise typer.Exit(2) from None
     except (SandboxError, MissingExtra) as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {name} does not work here: {error}", style="red"))
-        return 1
+        complain(f"{name} does not work here: {error}")
+        raise typer.Exit(1) from None
     for group in dict.fromkeys(outcome.case.group for outcome in outcomes):
         console.print(_table(group, [outcome for outcome in outcomes if outcome.case.group == group]))
     failed = sum(outcome.status == "failed" for outcome in outcomes)
     console.print(_verdict(kind.name, outcomes), style="red" if failed else "green")
-    return 1 if failed else 0
+    raise typer.Exit(1 if failed else 0)
 
 
 def _kind(name: str) -> type[Sandbox]:
@@ -251,16 +241,13 @@ async def _outcomes(kind: type[Sandbox], cases: list[Case], console: Console) ->
         SandboxError: If the sandbox does not work here.
         MissingExtra: If the package of the sandbox is not installed.
     """
-    import warnings
-
     from torchrl_agentic.sandbox.conformance import check
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         async with kind():
             pass
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, transient=True) as progress:
         task = progress.add_task(kind.name, total=len(cases))
 
         def on_outcome(outcome: CaseOutcome) -> None:
@@ -324,45 +311,33 @@ class CheckedTool:
         }
 
 
-def check_tools(console: Console, path: Path, *, as_json: bool) -> int:
-    """Print the tools of a YAML file.
+def check_tools(
+    file: Annotated[
+        Path, typer.Argument(help="YAML file of tools (this package's form, or verl's) or of a rollout.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show the tools of a YAML file as the model sees them, or its first mistake.
 
-    Args:
-        console: Console to print to.
-        path: The file.
-        as_json: Whether to print JSON.
-
-    Returns:
-        The exit code: 0, or 1 for a mistake in the file.
+    The classes and functions of the file are imported, and its MCP servers are asked for their tools.
     """
-    from torchrl_agentic.errors import InfrastructureError
-
     errors = Console(stderr=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        try:
-            loaded = _load(path)
+        with mistakes_end_it(code=1):
+            loaded = _load(file)
             found = asyncio.run(_offered(loaded))
             specs = [item.as_json() for item in found]
             _check_schemas(found)
-        except (ValueError, TypeError, OSError, ImportError, InfrastructureError) as error:
-            errors.print(Text(f"torchrl-agentic: {printable_lines(str(error))}", style="red"), soft_wrap=True)
-            return 1
     for warning in caught:
         errors.print(Text(printable_lines(str(warning.message)), style="yellow"), soft_wrap=True)
     if others := loaded.beyond_tools():
-        words = f"{path}: not applied by ToolCompose; add {', '.join(others)}"
+        words = f"{file}: not applied by ToolCompose; add {', '.join(others)}"
         errors.print(Text(printable_lines(words), style="yellow"), soft_wrap=True)
     if as_json:
-        console.print_json(json.dumps({"tools": specs}), indent=2)
-        return 0
-    _show(console, found, specs)
-    return 0
-
-
-def printable_lines(text: str) -> str:
-    """Return text with its control characters escaped, except the newlines."""
-    return "\n".join(map(printable, text.split("\n")))
+        Console().print_json(json.dumps({"tools": specs}), indent=2)
+    else:
+        _show(Console(), found, specs)
 
 
 def _load(path: Path) -> LoadedTools:

@@ -6,14 +6,16 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 from rich.text import Text
 
+from torchrl_agentic.cli.options import AsJson, Parser
+from torchrl_agentic.cli.show import mistakes_end_it, progress_bar
 from torchrl_agentic.text import printable
 
 if TYPE_CHECKING:
@@ -21,96 +23,117 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a shell."""
+_PASSED_ON = {
+    "epochs", "limit", "trajectory_timeout", "max_trajectory_tokens", "retries", "fail_above",
+    "max_total_tokens", "max_cost",
+}  # fmt: skip
+"""Keys of the section that are arguments of `evaluate`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalFlags:
-    """Flags of the command that replace keys of the file; None leaves the file's value.
+def eval_model(
+    config: Annotated[Path, typer.Argument(help="YAML configuration with questions, a model and 'eval:'.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of questions, from the first.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of samples per question.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the evaluation in the folder: ask what is missing.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; by default evals/NAME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the evaluation; by default, the file's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask, in place of the file's.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Its engine: transformers, vllm or openai.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="URL of the service, with openai.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.")] = None,
+    parser: Parser = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Number of trajectories that run at once.")
+    ] = None,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of turns of a trajectory.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Upper bound on the tokens of an answer.")
+    ] = None,
+    max_trajectory_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Upper bound on the tokens of a trajectory.")
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Ask no more samples after this number of tokens in all.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(help="Ask no more samples after this cost.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on questions with scorers: means with intervals, pass@k, failures, tokens and cost.
 
-    Attributes:
-        model: Path or name of the model.
-        engine: Name of its engine.
-        base_url: URL of the service, with the engine "openai".
-        parser: Name of the parser.
-        temperature: Sampling temperature.
-        seed: Seed of the sampling.
-        name: Name of the evaluation.
-        out: Folder of the results.
-        limit: Number of questions.
-        epochs: Number of samples per question.
-        concurrency: Number of trajectories that run at once.
-        max_turns: Largest number of turns of a trajectory.
-        max_tokens: Upper bound on the tokens of an answer.
-        max_trajectory_tokens: Upper bound on the tokens of a trajectory.
-        max_total_tokens: Number of tokens after which no more samples are asked.
-        max_cost: Cost after which no more samples are asked.
-    """
-
-    model: str | None = None
-    engine: str | None = None
-    base_url: str | None = None
-    parser: str | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    name: str | None = None
-    out: Path | None = None
-    limit: int | None = None
-    epochs: int | None = None
-    concurrency: int | None = None
-    max_turns: int | None = None
-    max_tokens: int | None = None
-    max_trajectory_tokens: int | None = None
-    max_total_tokens: int | None = None
-    max_cost: float | None = None
-
-
-def run_eval(config: Path, flags: EvalFlags, *, resume: bool, as_json: bool) -> int:
-    """Evaluate the model of a configuration, and print the results.
-
-    Args:
-        config: The YAML file.
-        flags: Values that replace those of the file.
-        resume: Whether an evaluation in the folder is continued.
-        as_json: Whether to print the results as JSON.
-
-    Returns:
-        The exit code: 0 if every sample was scored, 1 if samples failed or are missing, 2 for a mistake of
-        the user, 130 after Ctrl-C.
+    Exit with 0 if every sample was scored, with 1 if samples failed or are missing.
     """
     from torchrl_agentic.engines.base import EngineUnusable
-    from torchrl_agentic.errors import InfrastructureError
     from torchrl_agentic.evaluation import EvalInterrupted
 
-    errors = Console(stderr=True)
+    check_engine(engine)
+    of_model = {
+        "path": model,
+        "engine": engine,
+        "base_url": base_url,
+        "temperature": temperature,
+        "seed": seed,
+        "max_turns": max_turns,
+        "max_new_tokens": max_tokens,
+    }
+    of_section = {
+        "name": name,
+        "out": None if out is None else str(out),
+        "limit": limit,
+        "epochs": epochs,
+        "concurrency": concurrency,
+        "max_trajectory_tokens": max_trajectory_tokens,
+        "max_total_tokens": max_total_tokens,
+        "max_cost": max_cost,
+    }
     code = None
     try:
-        try:
-            result = _evaluated(config, flags, resume=resume, console=errors)
-        except EvalInterrupted as interrupt:
-            result, code = interrupt.result, INTERRUPTED
-    except (EngineUnusable, InfrastructureError, ValueError, TypeError, ImportError, OSError) as error:
-        place = "" if str(config) in str(error) else f"{config}: "
-        errors.print(Text(f"torchrl-agentic: {place}{printable(str(error))}", style="red"), soft_wrap=True)
-        return 2
+        with mistakes_end_it(config, EngineUnusable):
+            try:
+                result = _evaluated(config, of_model, of_section, parser, resume=resume)
+            except EvalInterrupted as interrupt:
+                result, code = interrupt.result, INTERRUPTED
     except KeyboardInterrupt:  # before it began
-        return INTERRUPTED
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print(json.dumps(result.to_json()))
     else:
         _show(result, Console())
     if not result.is_whole and result.out is not None:
         again = f"torchrl-agentic eval {config} --resume --out {result.out}"
-        errors.print(
+        Console(stderr=True).print(
             Text(f"to ask what is missing or failed, with the same options: {again}", style="yellow"),
             soft_wrap=True,
         )
-    return code if code is not None else int(not result.is_whole)
+    raise typer.Exit(code if code is not None else int(not result.is_whole))
 
 
-def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console) -> EvalResult:
-    """Read the configuration, and run it."""
+def check_engine(name: str | None) -> None:
+    """Raise typer.BadParameter, which lists the engines, if none has this name."""
+    from torchrl_agentic.cli.rollout_file import ModelConfig
+
+    engines = get_args(ModelConfig.model_fields["engine"].annotation)
+    if name is not None and name not in engines:
+        raise typer.BadParameter(
+            f"no engine is named {name!r}; engines: {', '.join(engines)}", param_hint="--engine"
+        )
+
+
+def _evaluated(
+    config: Path,
+    of_model: Mapping[str, Any],
+    of_section: Mapping[str, Any],
+    parser: str | None,
+    *,
+    resume: bool,
+) -> EvalResult:
+    """Read the configuration, and run it with the changes that are not None."""
     from torchrl_agentic.cli.eval_section import EvalSection, load_scorers
-    from torchrl_agentic.cli.opened_model import open_model
+    from torchrl_agentic.cli.model_loading import open_model
     from torchrl_agentic.cli.rollout_file import ModelConfig, load_config, load_questions
     from torchrl_agentic.config import ConfigError
     from torchrl_agentic.config.sections import read_section
@@ -122,31 +145,23 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
     settings = load_config(config)
     if settings.model is None:
         raise ConfigError(f"{config}: an evaluation needs 'questions' and a 'model'")
-    changes = {
-        "path": flags.model,
-        "engine": flags.engine,
-        "base_url": flags.base_url,
-        "temperature": flags.temperature,
-        "seed": flags.seed,
-        "max_turns": flags.max_turns,
-        "max_new_tokens": flags.max_tokens,
-        "rows": flags.concurrency or (settings.eval and settings.eval.concurrency),
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    if given:
-        model = {**settings.model.model_dump(exclude_unset=True), **given}
-        changed = read_section(ModelConfig, model, settings.location(config.parent).at("model"))
+    location = settings.location(config.parent)
+    section = (settings.eval or EvalSection()).model_copy(update=_given(of_section))
+    if changes := _given({**of_model, "rows": section.concurrency}):
+        model = {**settings.model.model_dump(exclude_unset=True), **changes}
+        changed = read_section(ModelConfig, model, location.at("model"))
         settings = settings.model_copy(update={"model": changed})
     assert settings.model is not None
-    section = settings.eval or EvalSection()
-    name = flags.name or section.name or config.stem
-    out = flags.out or Path(section.out or Path("evals") / name)
+    name = section.name or config.stem
+    out = Path(section.out or Path("evals") / name)
     if is_eval(out) and not resume:  # before the model is loaded
         raise EvalFolderError(
             f"{out} holds an evaluation already: continue it with --resume, or choose another folder with "
             "--out"
         )
-    epochs = flags.epochs or section.epochs
+    pass_at = section.pass_at
+    if of_section["epochs"] is not None:
+        pass_at = [k for k in pass_at if k <= section.epochs]
     questions = load_questions(settings, config.parent)
     described: Mapping[str, Any] = {
         "model": settings.model.model_dump(
@@ -154,12 +169,14 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
         ),
         "scorer_options": section.scorers,
     }
+    console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
-        scorers, engines = load_scorers(section, settings.location(config.parent).at("eval"), stack)
-        opened = stack.enter_context(open_model(settings, config.parent, flags.parser))
+        scorers, engines = load_scorers(section, location.at("eval"), stack)
+        opened = stack.enter_context(open_model(settings, config.parent, parser))
         for sentence in opened.ignored:
             console.print(sentence)
-        bar = stack.enter_context(_progress_bar(console))
+        columns = (TextColumn("{task.fields[eta]}"), TextColumn("{task.fields[usage]}", style="dim"))
+        bar = stack.enter_context(progress_bar(console, *columns, transient=True))
         task = bar.add_task("samples", total=None, eta="", usage="")
 
         def follow(state: EvalProgress) -> None:
@@ -178,35 +195,19 @@ def _evaluated(config: Path, flags: EvalFlags, *, resume: bool, console: Console
             opened.tokenizer,
             scorers=scorers,
             scorer_engines=engines,
-            epochs=epochs,
-            pass_at=[k for k in section.pass_at if k <= epochs] if flags.epochs else section.pass_at,
+            pass_at=pass_at,
             out=out,
             resume=resume,
-            limit=flags.limit or section.limit,
             name=name,
-            trajectory_timeout=section.trajectory_timeout,
-            max_trajectory_tokens=flags.max_trajectory_tokens or section.max_trajectory_tokens,
-            retries=section.retries,
-            fail_above=section.fail_above,
-            max_total_tokens=flags.max_total_tokens or section.max_total_tokens,
-            max_cost=flags.max_cost or section.max_cost,
             progress=follow,
             settings=described,
+            **section.model_dump(include=_PASSED_ON),
             **opened.options,
         )
 
 
-def _progress_bar(console: Console) -> Progress:
-    """Return a progress bar with the remaining time; on a console that is no terminal, it leaves no trace."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[eta]}"),
-        TextColumn("{task.fields[usage]}", style="dim"),
-    )
-    return Progress(*columns, console=console, transient=True)
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _usage(state: EvalProgress) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import pydantic
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from torchrl_agentic.cli.service_engine import service_engine
 from torchrl_agentic.config import Location
 from torchrl_agentic.config.sections import Section
 from torchrl_agentic.text import did_you_mean, shorten
@@ -165,7 +166,6 @@ def _judge(
     options: dict[str, Any], place: Location, stack: contextlib.ExitStack
 ) -> tuple[Callable[..., Any], OpenAIEngine]:
     """Return a `ModelJudge` over a service with OpenAI's API, and its engine."""
-    from torchrl_agentic.cli.opened_model import service_engine
     from torchrl_agentic.dispatch import event_loop
     from torchrl_agentic.rewards import ModelJudge
 

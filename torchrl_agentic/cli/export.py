@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich.console import Console
-from rich.text import Text
+import typer
 
-from torchrl_agentic.text import printable
+from torchrl_agentic.cli.options import Dump
+from torchrl_agentic.cli.show import mistakes_end_it
 
 
 def export(
-    dump: Path,
-    out: Path,
-    *,
-    config: Path | None = None,
-    min_score: float | None = None,
-    best_per_task: int | None = None,
-    complete_only: bool = True,
-) -> int:
-    """Write the conversations of a dump as JSON lines with "messages" and "tools".
-
-    Args:
-        dump: A folder with a file per step, or one file.
-        out: The file.
-        config: YAML configuration with the tools that the model sees; None: rows have no "tools".
-        min_score: Lowest score of a conversation that is kept.
-        best_per_task: Number of conversations of each task that are kept.
-        complete_only: Whether conversations that did not end by themselves are left out.
-
-    Returns:
-        The exit code: 0, or 2 for a mistake of the user.
-    """
+    dump: Dump,
+    out: Annotated[Path, typer.Option(help="File for the rows, as JSON lines.")],
+    config: Annotated[
+        Path | None, typer.Option(help="YAML configuration, whose tools become the column tools.")
+    ] = None,
+    min_score: Annotated[
+        float | None, typer.Option(help="Lowest score of a conversation that is kept.")
+    ] = None,
+    best_per_task: Annotated[
+        int | None, typer.Option(min=1, help="Number of conversations of each task that are kept.")
+    ] = None,
+    keep_incomplete: Annotated[
+        bool, typer.Option("--keep-incomplete", help="Also keep conversations that a bound or failure ended.")
+    ] = False,
+) -> None:
+    """Write recorded conversations as rows of messages and tools, for supervised fine-tuning."""
+    from torchrl_agentic.cli.rollout_file import load_config, make_tools
     from torchrl_agentic.rollout.to_sft import to_sft
 
-    try:
+    with mistakes_end_it():
         data = to_sft(
             dump,
-            tools=() if config is None else _tools(config),
+            tools=() if config is None else make_tools(load_config(config), config.parent),
             min_score=min_score,
             best_per_task=best_per_task,
-            complete_only=complete_only,
+            complete_only=not keep_incomplete,
         )
         data.save(out)
-    except (ValueError, TypeError, ImportError, OSError) as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
-        return 2
     left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(data.left_out.items()))
     print(f"{len(data)} conversations: {out}{f'; left out: {left_out}' if left_out else ''}")
-    return 0
-
-
-def _tools(config: Path) -> list[Any]:
-    """Return the tools of a configuration."""
-    from torchrl_agentic.cli.rollout_file import load_config, make_tools
-
-    return make_tools(load_config(config), config.parent)

@@ -8,18 +8,16 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from torchrl_agentic.cli.show import progress_bar, replay_summary
+from torchrl_agentic.cli.show import complain, progress_bar, replay_summary
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.private_files import PRIVATE
 
 if TYPE_CHECKING:
-    from torchrl_agentic.cli.rollout_file import RolloutConfig
-    from torchrl_agentic.config import LoadedTools
     from torchrl_agentic.records import Dump, Recorder
     from torchrl_agentic.rollout import Conversation
 
@@ -50,7 +48,7 @@ def replay_dump(
     Returns:
         The exit code: 0, 1 if a result differs, or 2 for a mistake of the user.
     """
-    from torchrl_agentic.cli.rollout_file import load_config, load_rollout_tools
+    from torchrl_agentic.cli.rollout_file import dispatching, load_config, load_rollout_tools
     from torchrl_agentic.errors import SandboxError
     from torchrl_agentic.records import Dump
     from torchrl_agentic.rollout import replay
@@ -85,7 +83,7 @@ def replay_dump(
                     f"{dump} has nothing to replay: {'. '.join(read.complaints) or 'it is empty'}"
                 )
     except (SandboxError, ValueError, TypeError, ImportError, OSError) as error:
-        Console(stderr=True).print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
+        complain(error)
         return 2
     console.print(replay_summary(read.turns, differences, show=show, lines=lines, width=console.width - 8))
     for line in read.complaints:
@@ -98,24 +96,6 @@ def _pattern(ignore: str) -> re.Pattern[str]:
         return re.compile(ignore)
     except re.error as error:
         raise ValueError(f"--ignore {ignore!r} is not a regular expression: {error}") from None
-
-
-def dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
-    """Return the arguments of `ToolCompose` that all kinds of rollouts share.
-
-    Args:
-        settings: The configuration.
-        loaded: Its tools.
-        parser: Name of the parser.
-    """
-    return {
-        "parser": parser,
-        "toolsets": loaded.toolsets,
-        "rate_limits": loaded.limits,
-        "max_calls_per_turn": loaded.max_calls_per_turn,
-        "per_call_timeout": settings.per_call_timeout,
-        "per_turn_timeout": settings.per_turn_timeout,
-    }
 
 
 @contextmanager

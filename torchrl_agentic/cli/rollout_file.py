@@ -191,6 +191,24 @@ def make_tools(config: RolloutConfig, folder: Path) -> list[Any]:
     return list(load_rollout_tools(config, folder).tools)
 
 
+def dispatching(settings: RolloutConfig, loaded: LoadedTools, parser: str) -> dict[str, Any]:
+    """Return the arguments of `ToolCompose` that all kinds of rollouts share.
+
+    Args:
+        settings: The configuration.
+        loaded: Its tools.
+        parser: Name of the parser.
+    """
+    return {
+        "parser": parser,
+        "toolsets": loaded.toolsets,
+        "rate_limits": loaded.limits,
+        "max_calls_per_turn": loaded.max_calls_per_turn,
+        "per_call_timeout": settings.per_call_timeout,
+        "per_turn_timeout": settings.per_turn_timeout,
+    }
+
+
 def load_conversations(config: RolloutConfig, folder: Path) -> list[Conversation]:
     """Read the conversations: JSON lines, one JSON object, or a list of them, each with "messages".
 

@@ -8,10 +8,11 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.text import Text
+import typer
+
+from torchrl_agentic.cli.show import complain, mistakes_end_it
 
 if TYPE_CHECKING:
     from torchrl_agentic.serve.access import Access
@@ -59,33 +60,47 @@ class Listening:
         return Access(token, tuple(self.allowed_hosts) or None)
 
 
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")]
+_Host = Annotated[
+    str, typer.Option(help="Address to listen at; other addresses than loopback need --token-file.")
+]
+_TokenFile = Annotated[Path | None, typer.Option(help="File of the bearer token that clients must send.")]
+_AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(help="Host name under which clients or a proxy reach this server. Repeatable."),
+]
+_Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow an address other than loopback without a token.")
+]
+_MaxConnections = Annotated[int, typer.Option(help="Largest number of open connections.")]
+
+
 def serve_sandbox(
-    listening: Listening,
-    *,
-    max_concurrency: int | None,
-    max_queue: int,
-    max_run_timeout: float,
-    memory_mb: int,
-    max_body_mb: int,
-) -> int:
-    """Serve sandboxes until interrupted.
-
-    Args:
-        listening: Address and access of the server.
-        max_concurrency: Largest number of running programs; None for one more than the processors.
-        max_queue: Largest number of waiting programs.
-        max_run_timeout: Largest time limit that a request can ask for, in seconds.
-        memory_mb: Memory limit of a program, in MiB.
-        max_body_mb: Largest size of a request, in MiB.
-
-    Returns:
-        The exit code: 0, or 1 if the server cannot start.
-    """
-    from torchrl_agentic.errors import SandboxError
+    port: _Port = 8080,
+    host: _Host = "127.0.0.1",
+    token_file: _TokenFile = None,
+    allowed_host: _AllowedHosts = None,
+    insecure: _Insecure = False,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(help="Largest number of running programs; one more than the processors by default."),
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="Largest number of waiting programs; further requests get status 429.")
+    ] = 256,
+    max_run_timeout: Annotated[
+        float, typer.Option(help="Largest time limit for compiling or running, in seconds.")
+    ] = 300.0,
+    memory_mb: Annotated[int, typer.Option(help="Memory limit of a program, in MiB.")] = 1024,
+    max_body_mb: Annotated[int, typer.Option(help="Largest size of a request, in MiB.")] = 32,
+    max_connections: _MaxConnections = 512,
+) -> None:
+    """Run programs sent over HTTP, each in its own sandbox, with the protocol of Sandbox Fusion."""
     from torchrl_agentic.sandbox import default_sandbox
     from torchrl_agentic.serve.sandbox_app import MAX_TOTAL_BODY_BYTES, run_limits, sandbox_app
 
-    try:
+    listening = Listening(host, port, token_file, allowed_host or (), insecure, max_connections)
+    with mistakes_end_it(code=1):
         access = listening.access()
         limits = run_limits(memory_mb << 20)
         app = sandbox_app(
@@ -97,53 +112,46 @@ def serve_sandbox(
             max_body_bytes=max_body_mb << 20,
             max_total_body_bytes=max(MAX_TOTAL_BODY_BYTES, max_body_mb << 20),
         )
-    except (SandboxError, ImportError, ValueError, OSError) as error:
-        return _complain(error)
-    _warn_if_public(listening, access, "run code on this machine, in sandboxes,")
-    return _serve(app, listening, "programs run at {}/run_code and {}/run_jupyter")
+        _warn_if_public(listening, access, "run code on this machine, in sandboxes,")
+        _serve(app, listening, "programs run at {}/run_code and {}/run_jupyter")
 
 
-def serve_search(path: Path, listening: Listening, *, topk: int) -> int:
-    """Serve a search in documents until interrupted.
-
-    Args:
-        path: Folder of text files, or a .jsonl file of documents.
-        listening: Address and access of the server.
-        topk: Default number of documents per query.
-
-    Returns:
-        The exit code: 0, or 1 if the server cannot start.
-    """
+def serve_search(
+    path: Annotated[Path, typer.Argument(help="Folder of text files, or a .jsonl file of documents.")],
+    port: _Port = 8000,
+    host: _Host = "127.0.0.1",
+    token_file: _TokenFile = None,
+    allowed_host: _AllowedHosts = None,
+    insecure: _Insecure = False,
+    topk: Annotated[int, typer.Option(help="Default number of documents per query.")] = 3,
+    max_connections: _MaxConnections = 512,
+) -> None:
+    """Serve a BM25 search in local documents, with the protocol of Search-R1's retrieval service."""
     from torchrl_agentic.serve.search_app import read_documents, search_app
 
-    try:
+    listening = Listening(host, port, token_file, allowed_host or (), insecure, max_connections)
+    with mistakes_end_it(code=1):
         access = listening.access()
         documents = read_documents(path)
         app = search_app(documents, topk=topk, access=access)
-    except (ImportError, ValueError, OSError) as error:
-        return _complain(error)
-    if not documents:
-        _warn(f"{path} holds no documents: searches will find nothing")
-    _warn_if_public(listening, access, "read these documents")
-    return _serve(app, listening, f"search {len(documents)} documents at {{}}/retrieve")
+        if not documents:
+            complain(f"{path} holds no documents: searches will find nothing", style="yellow")
+        _warn_if_public(listening, access, "read these documents")
+        _serve(app, listening, f"search {len(documents)} documents at {{}}/retrieve")
 
 
-def _serve(app: Any, where: Listening, line: str) -> int:
-    try:
-        from torchrl_agentic.serve.connections import ConnectionBounds, make_server
+def _serve(app: Any, where: Listening, line: str) -> None:
+    from torchrl_agentic.serve.connections import ConnectionBounds, make_server
 
-        bounds = ConnectionBounds(max_connections=where.max_connections)
-        with _listen(where.host, where.port) as listening:
-            address, bound = listening.getsockname()[:2]
-            url = f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}"
-            ready = line.replace("{}", url) + "; Ctrl-C stops the server"
-            # After it has stopped, uvicorn sends its signals again to the previous handlers.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda number, frame: None)
-            asyncio.run(make_server(_announced(app, ready), bounds).serve(sockets=[listening]))
-    except (ImportError, ValueError, OSError) as error:
-        return _complain(error)
-    return 0
+    bounds = ConnectionBounds(max_connections=where.max_connections)
+    with _listen(where.host, where.port) as listening:
+        address, bound = listening.getsockname()[:2]
+        url = f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}"
+        ready = line.replace("{}", url) + "; Ctrl-C stops the server"
+        # After it has stopped, uvicorn sends its signals again to the previous handlers.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: None)
+        asyncio.run(make_server(_announced(app, ready), bounds).serve(sockets=[listening]))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -194,13 +202,5 @@ def _is_loopback(host: str, port: int) -> bool:
 
 def _warn_if_public(listening: Listening, access: Access, can: str) -> None:
     if access.token is None and not _is_loopback(listening.host, listening.port):
-        _warn(f"anyone who can reach {listening.host}, port {listening.port} can {can} without a token")
-
-
-def _warn(text: str) -> None:
-    Console(stderr=True).print(Text(f"torchrl-agentic: {text}", style="yellow"))
-
-
-def _complain(error: Exception) -> int:
-    Console(stderr=True).print(Text(f"torchrl-agentic: {error}", style="red"))
-    return 1
+        text = f"anyone who can reach {listening.host}, port {listening.port} can {can} without a token"
+        complain(text, style="yellow")

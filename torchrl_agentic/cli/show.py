@@ -1,18 +1,29 @@
-"""Panels, summaries and progress bars that the commands print."""
+"""What the commands print: errors, panels, summaries and progress bars."""
 
 from __future__ import annotations
 
 import itertools
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.records.call_stats import UNREADABLE
 from torchrl_agentic.text import printable
 
@@ -23,6 +34,38 @@ if TYPE_CHECKING:
     from torchrl_agentic.rollout import Difference
 
 _ROLE_STYLE = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+def complain(error: object, *, style: str = "red") -> None:
+    """Print an error to stderr, or a warning in another style.
+
+    Args:
+        error: The error, or its text.
+        style: Style of the text.
+    """
+    text = printable_lines(f"torchrl-agentic: {error}")
+    Console(stderr=True).print(Text(text, style=style), soft_wrap=True)
+
+
+@contextmanager
+def mistakes_end_it(path: Path | None = None, *more: type[Exception], code: int = 2) -> Generator[None]:
+    """End the command if the block raises an error that its user can cause; print the error.
+
+    Args:
+        path: File that the command reads; named before errors that do not name it.
+        more: Further types of such errors.
+        code: The exit code.
+    """
+    try:
+        yield
+    except (InfrastructureError, ValueError, TypeError, ImportError, OSError, *more) as error:
+        complain(error if path is None or str(path) in str(error) else f"{path}: {error}")
+        raise typer.Exit(code) from None
+
+
+def printable_lines(text: str) -> str:
+    """Return text with its control characters escaped, except the newlines."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def conversation_panel(record: TrajectoryRecord, lines: int, width: int) -> Panel:
@@ -127,7 +170,13 @@ def answer_summary(result: EvalResult) -> Group:
     return Group(*lines)
 
 
-def progress_bar(console: Console) -> Progress:
-    """Return a progress bar; on a console that is not a terminal, it leaves no trace."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=not console.is_terminal)
+def progress_bar(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
+    """Return a progress bar; on a console that is not a terminal, it leaves no trace.
+
+    Args:
+        console: Where it is shown.
+        columns: Further columns.
+        transient: Leave no trace in a terminal either.
+    """
+    usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*usual, *columns, console=console, transient=transient or not console.is_terminal)

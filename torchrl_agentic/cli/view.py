@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.text import Text
 
+from torchrl_agentic.cli.show import complain
 from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.library import Library, read_all, text_of
 from torchrl_agentic.viewer.listing import SORTS
@@ -51,15 +52,11 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
         with closing(library):
             return _print(library, query, sort) if as_text else _show(library, query, sort)
     except re.error as error:
-        return _complain(f"--mask-str {mask}: {error}")
+        complain(f"--mask-str {mask}: {error}")
     except QueryError as error:
-        return _complain(f"--query {query}: {error}")
+        complain(f"--query {query}: {error}")
     except (ValueError, ImportError, OSError) as error:
-        return _complain(f"{path}: {error}" if str(path) not in str(error) else str(error))
-
-
-def _complain(words: str) -> int:
-    Console(stderr=True).print(Text(f"torchrl-agentic: {printable(words)}", style="red"))
+        complain(f"{path}: {error}" if str(path) not in str(error) else error)
     return 2
 
 
@@ -77,7 +74,7 @@ def _print(library: Library, query: str, sort: str) -> int:
     rows = read_all(library, parse(""), "none")
     rows = read_all(library, parse(query, library.extras), sort) if query or sort != "none" else rows
     for note in library.notes:
-        _complain(note)
+        complain(note)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:  # escape the characters that the encoding of the terminal or pipe lacks
         reconfigure(errors="backslashreplace")
@@ -138,7 +135,6 @@ def show_report(
     """
     from torchrl_agentic.viewer.report.chart import draw, require_matplotlib
 
-    errors = Console(stderr=True)
     paths = [dump] if other is None else [dump, other]
     try:
         if png is not None:
@@ -151,9 +147,9 @@ def show_report(
         compared = None if other is None else _compared_evals(dump, other)
         if png is not None:
             draw(every, png)
-            errors.print(Text(f"chart: {png}"))
+            Console(stderr=True).print(Text(f"chart: {png}"))
     except (ValueError, ImportError, OSError) as error:
-        errors.print(Text(f"torchrl-agentic: {printable(str(error))}", style="red"))
+        complain(error)
         return 2
     if as_json:
         extra = {} if compared is None else {"evaluations": compared.to_json()}

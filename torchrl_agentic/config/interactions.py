@@ -15,14 +15,14 @@ from torchrl_agentic.interactions.base import default_name
 from torchrl_agentic.tools.loading import load_object
 
 
-class _Entry(Section):
+class _InteractionEntry(Section):
     class_name: str
     name: str | None = None
     config: dict[str, Any] | None = None
 
 
 class _Interactions(Section):
-    interaction: Annotated[list[_Entry], pydantic.Field(min_length=1)]
+    interaction: Annotated[list[_InteractionEntry], pydantic.Field(min_length=1)]
 
 
 def load_interactions(path: str | Path) -> dict[str, Interaction]:

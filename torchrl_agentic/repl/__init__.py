@@ -5,9 +5,9 @@ To add an interpreter, subclass `Repl` in a module of its own, and write a test 
 """
 
 from torchrl_agentic.repl.base import Repl, ReplDisplay, ReplError, ReplResult
+from torchrl_agentic.repl.duck_typed_repl import default_repl, repl_in
 from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
 from torchrl_agentic.repl.jupyter_repl import JupyterRepl
-from torchrl_agentic.repl.look_alikes import default_repl, repl_in
 from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
 
 __all__ = [

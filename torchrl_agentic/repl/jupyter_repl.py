@@ -1,33 +1,30 @@
 """`JupyterRepl`: an IPython kernel as interpreter, with magics, top-level `await` and figures.
 
 The kernel and its client both run inside the sandbox and communicate over ZeroMQ's Unix sockets there, see
-`kernel_client.py`. The host receives frames from the client's stdout. A client on the host could be sent one
-endless message, which no high-water mark stops.
+`kernel_client.py`, which answers the host as the supervisors of `sandbox.inside` do. A client on the host
+could be sent one endless message, which no high-water mark stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, ClassVar
 
-from torchrl_agentic.errors import InfrastructureError, MissingExtra, SandboxError
-from torchrl_agentic.repl.base import KEPT, ReplResult, ReplStatus, SerialRepl, StartFailed
-from torchrl_agentic.repl.kernel_link import CellOutput, KernelLink, text_of
-from torchrl_agentic.sandbox import BubblewrapSandbox, ResourceLimits, Sandbox
-from torchrl_agentic.sandbox.bootstrap import GRACE_S
-from torchrl_agentic.sandbox.cancellation import run_to_completion
-from torchrl_agentic.sandbox.inside.wire import BadMessage
-from torchrl_agentic.sandbox.look_alike_sandbox import ensure_sandbox
+from torchrl_agentic.errors import MissingExtra, SandboxError
+from torchrl_agentic.repl.base import ReplResult
+from torchrl_agentic.repl.supervised import ProcessRepl, ProcessStream
+from torchrl_agentic.sandbox import BubblewrapSandbox, Process, ResourceLimits, Sandbox
+from torchrl_agentic.sandbox.bootstrap import GRACE_S, SAFE_PATH, source_of
+from torchrl_agentic.sandbox.duck_typed_sandbox import ensure_sandbox
+from torchrl_agentic.sandbox.link import Link
 from torchrl_agentic.sandbox.python_runtime import clean_env, find_packages
 
 START_S = 60.0
 """Maximum seconds that a kernel may take to start."""
-REPORT_S = 5.0
-"""Maximum seconds that the client may take to report a stopped cell, besides the grace time of the kernel."""
 NETWORK = (
     "a Jupyter kernel uses Unix sockets, which this sandbox denies. Pass one with a network of its own, "
     "JupyterRepl(BubblewrapSandbox(ResourceLimits(network='loopback', ...))), or no sandbox: JupyterRepl()"
@@ -44,7 +41,7 @@ IPYTHON = "python3"
 """Name of the kernel spec that ipykernel installs."""
 
 
-class JupyterRepl(SerialRepl):
+class JupyterRepl(ProcessRepl):
     """An IPython kernel in a sandbox; variables, imports and functions stay from call to call.
 
     Displayed objects are in `display`: at most 5 PNG or JPEG images of at most 1 MiB per cell, others as
@@ -69,6 +66,7 @@ class JupyterRepl(SerialRepl):
     """
 
     name: ClassVar[str] = "jupyter"
+    no_start: ClassVar[str] = "the kernel did not start"
 
     def __init__(
         self,
@@ -86,168 +84,47 @@ class JupyterRepl(SerialRepl):
         super().__init__()
         self.sandbox = sandbox_for_kernels() if sandbox is None else ensure_sandbox(sandbox, also=["spawn"])
         self._kernel_argv = kernel_argv
-        self._live: KernelLink | None = None
-        self._seq = 0
-        self._running = 0
+        self._count = 0  # cells of all kernels
 
     def fresh(self, sandbox: Sandbox | None = None) -> JupyterRepl:
         """Return a new, unopened interpreter with the same settings, in this sandbox or one of its own."""
         return JupyterRepl(sandbox or self.sandbox.fresh(), kernel_argv=self._kernel_argv)
 
-    async def restart(self) -> None:
-        """Forget all definitions."""
-        async with self._lock:
-            self._check_open()
-            await self._end()
-            self._live = await self._start()
-            self.cells.clear()
-            self._untold = False
-
-    async def interrupt(self) -> None:
-        """Stop the running code."""
-        if self._live is not None and self._running:
-            with contextlib.suppress(EOFError):
-                await self._live.ask({"op": "interrupt", "seq": self._running})
-
     async def _run(self, code: str, timeout: float | None, left: float | None) -> ReplResult:
-        """Run a cell. If the kernel was lost, starting a new one does not count against the timeout."""
-        try:
-            live = await self._ready()
-        except StartFailed as error:  # leftovers of earlier code prevent the start
-            if not self._seq:
-                raise
-            return self._not_run(error)
-        self.cells.append(code)
-        self._seq += 1
-        self._running = self._seq
-        answer = CellOutput(self._seq, self.sandbox.limits.output_bytes)
-        try:
-            return await self._answered(live, answer, code, timeout, left)
-        except asyncio.CancelledError:
-            # No later call may read this answer.
-            await run_to_completion(self._cancel(live, answer), always_wait=True)
-            raise
-        finally:
-            self._running = 0
+        self._count += 1
+        return await super()._run(code, timeout, left)
 
-    async def _ready(self) -> KernelLink:
-        """Return the kernel. Start a new one if there is none or it has ended since the last call.
-
-        Raises:
-            InfrastructureError: If it was ended from outside its sandbox since the last call.
-        """
-        if self._live is not None and self._live.ended.done():
-            ended = self._live.ended.result()
-            self._untold = self._seq > 0
-            await self._end()
-            await self._check_cause(ended)
-        if self._live is None:
-            self._live = await self._start()
-        return self._live
-
-    async def _answered(
-        self, live: KernelLink, answer: CellOutput, code: str, timeout: float | None, left: float | None
-    ) -> ReplResult:
-        try:
-            async with asyncio.timeout(left):
-                await live.ask({"op": "exec", "seq": answer.seq, "code": code})
-                await answer.read(live)
-        except TimeoutError:
-            stopped = f"Execution exceeded {timeout:g} s and was stopped"
-            if not await self._stop(live, answer, GRACE_S):
-                return await self._lost(answer, "timeout", stopped)
-            return self._told(answer, "timeout", f"{stopped}; {KEPT}")
-        except EOFError:
-            ended = await live.how_it_ended(GRACE_S)
-            if live.ended.done():
-                how_exactly = live.ended.result()
-                await self._end()
-                await self._check_cause(how_exactly)
-            return await self._lost(answer, "died", f"The interpreter ended ({ended})")
-        except BadMessage as error:
-            return await self._lost(
-                answer, "died", f"The interpreter was ended, because it sent an invalid message ({error})"
-            )
-        match answer.status:
-            case "ok":
-                return self._told(answer, "ok", "")
-            case "died":
-                return await self._lost(answer, "died", f"The interpreter ended ({answer.how})")
-            case _:
-                message = "The interpreter was ended, because its messages do not arrive"
-                return await self._lost(answer, "died", message)
-
-    async def _stop(self, live: KernelLink, answer: CellOutput, grace_s: float) -> bool:
-        """Interrupt a cell and wait for its answer. Return whether it came and the kernel still runs.
-
-        The client reports a kernel that ignores the interrupt after the grace time, with its output.
-        """
-        try:
-            async with asyncio.timeout(grace_s + REPORT_S):
-                await live.ask({"op": "stop", "seq": answer.seq, "grace_s": grace_s})
-                await answer.read(live)
-        except (TimeoutError, EOFError, BadMessage):
-            return False
-        return answer.status == "ok"
-
-    async def _cancel(self, live: KernelLink, answer: CellOutput) -> None:
-        if self._live is live and not await self._stop(live, answer, GRACE_S / 2):
-            self._untold = True
-            await self._end()
-
-    async def _lost(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
-        self._untold = True  # reported by the next call if this one is cancelled
+    async def _on_worker_end(self) -> None:
         await self._end()
-        _, lost = self._take_loss()
-        return answer.result(status, f"{message}; {lost}", lost=True)
 
-    def _told(self, answer: CellOutput, status: ReplStatus, message: str) -> ReplResult:
-        untold, lost = self._take_loss()
-        if untold:
-            message = f"{message}\n" * bool(message) + f"Before this call, {lost}"
-        return answer.result(status, message, lost=untold)
+    def _argv(self) -> Sequence[str]:
+        client = _program("kernel_client", "wire", "capture", "reactor", "pipes")
+        return (*self.sandbox.python_argv, "-s", "-B", "-c", client)
 
-    async def _check_cause(self, ended: str) -> None:
-        """Raise InfrastructureError if no code inside can have ended the kernel in this way."""
-        if await self.sandbox.was_ended_outside(ended):
-            _, lost = self._take_loss()
-            raise InfrastructureError(
-                f"the interpreter was lost: its sandbox was {ended} from outside; {lost}"
-            )
+    async def _greet(self, process: Process) -> tuple[Link, str]:
+        kernel = _program("kernel", "rights", "namespaces", "wire", "worker")
+        python = (*self.sandbox.python_argv, "-s", "-B", "-c", kernel)
+        argv = self._kernel_argv or (*python, "-f", "{connection_file}", *_OPTIONS)
+        link = Link(ProcessStream(process), output_bytes=self.sandbox.limits.output_bytes)
+        settings: dict[str, Any] = {
+            "argv": argv,
+            "output_bytes": self.sandbox.limits.output_bytes,
+            "grace_s": GRACE_S,
+        }
+        async with asyncio.timeout(START_S):
+            found, _ = await link.ask("start", **settings, count=max(0, self._count - 1))
+        return link, _refusal(found)
 
-    async def _begin(self) -> None:
-        self._live = await self._start()
-        self._losses = self.sandbox.losses
 
-    async def _start(self) -> KernelLink:
-        sources = files("torchrl_agentic.repl")
-        client, kernel = (
-            sources.joinpath(name).read_text("utf-8") for name in ("kernel_client.py", "kernel.py")
-        )
-        python = (*self.sandbox.python_argv, "-s", "-B", "-c")
-        argv = self._kernel_argv or (*python, kernel, "-f", "{connection_file}", *_OPTIONS)
-        live = KernelLink(await self.sandbox.spawn((*python, client)))
-        try:
-            async with asyncio.timeout(START_S):
-                await live.ask({"argv": argv, "output_bytes": self.sandbox.limits.output_bytes})
-                reason = _refusal(await live.frame())
-        except (TimeoutError, EOFError, BadMessage):
-            reason = f"the kernel did not start: {live.process.errors().strip() or 'no output'}"
-        except BaseException:
-            await live.end()
-            raise
-        if reason:
-            await live.end()
-            raise StartFailed(reason)
-        return live
+def _program(name: str, *modules: str) -> str:
+    """Return a program for `python -c` that runs a module of this folder.
 
-    async def _end(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            await live.end()
-
-    def __repr__(self) -> str:
-        return f"JupyterRepl({self.sandbox!r})"
+    Args:
+        name: Name of the module.
+        modules: Modules of `sandbox.inside` that it imports, in the order of their imports.
+    """
+    text = files("torchrl_agentic.repl").joinpath(f"{name}.py").read_text("utf-8")
+    return f"{SAFE_PATH}{source_of(*modules)}exec(compile({text!r}, {name!r}, 'exec'))\n"
 
 
 def sandbox_for_kernels() -> Sandbox:
@@ -299,17 +176,17 @@ def _argv_of_spec(name: str) -> tuple[str, ...]:
     return (*(["env", *variables] if variables else []), *argv)
 
 
-def _refusal(frame: dict[str, Any]) -> str:
-    """Return why there is no kernel, from the first frame; "" if there is one."""
-    text = text_of(frame.get("text", "no reason given")).strip()
-    match frame.get("failed"):
+def _refusal(found: dict[str, Any]) -> str:
+    """Return why there is no kernel, from the answer of the client; "" if there is one."""
+    text = str(found.get("text", "no reason given")).strip()
+    match found.get("refused"):
         case None:
             return ""
         case "sockets":
             return f"{NETWORK} ({text})"
         case "import":
             return (
-                f"the Python {text_of(frame.get('python'))} inside the sandbox has no Jupyter: {text}. "
+                f"the Python {found.get('python')} inside the sandbox has no Jupyter: {text}. "
                 "Install ipykernel there, or show a folder that has it for this version: "
                 "fs_read_roots=(folder,) and env={'PYTHONPATH': folder, ...} in the limits; JupyterRepl() "
                 "does that with the packages installed here"

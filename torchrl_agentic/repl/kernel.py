@@ -1,15 +1,13 @@
-"""An IPython kernel whose cells behave as in the other interpreters; runs as `python -c <this file> -f FILE`.
+"""An IPython kernel whose cells behave as in the other interpreters; runs with `-f FILE`, see `jupyter_repl`.
 
 FILE is the connection file. The number of a cell is sent as its "cellId".
 """
 
-# ruff: noqa: E402  sys.path comes first
+# ruff: noqa: E402  the debugger comes first
 from __future__ import annotations
 
 import sys
 
-# Files of the model in the current folder must not replace the modules that are imported here.
-sys.path[:] = [path for path in sys.path if path]
 # The debugger would listen on a port, and its import takes a tenth of a second.
 sys.modules["debugpy"] = None  # pyright: ignore[reportArgumentType]  this is how an import is refused
 
@@ -18,17 +16,21 @@ import contextlib
 import functools
 import os
 import signal
-import traceback
 import warnings
 from collections.abc import Generator
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from ipykernel import iostream, kernelapp
 
-MAX_VALUE = 8192
-MAX_TRACE = 16384
-MAX_IMAGE = 1 << 20
+from torchrl_agentic.sandbox.inside.worker import (
+    MAX_DISPLAY_BYTES,
+    MAX_VALUE,
+    clip,
+    describe,
+    encoded,
+    stream,
+)
+
 IMAGES = ("image/png", "image/jpeg")
 FOLDER = os.path.join(os.getcwd(), "")
 COLOURS = ("TERM", "CLICOLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
@@ -205,9 +207,9 @@ def change_displays(formatter: Any) -> None:
     def shown(*args: Any, **kwargs: Any) -> Any:
         data, about = plain_format(*args, **kwargs)
         if "text/plain" in data:
-            data["text/plain"] = sendable(clip(data["text/plain"], MAX_VALUE))
+            data["text/plain"] = encoded(clip(data["text/plain"], MAX_VALUE)).decode()
         for kind in IMAGES:
-            if len(data.get(kind, b"")) > MAX_IMAGE:
+            if len(data.get(kind, b"")) > MAX_DISPLAY_BYTES:
                 del data[kind]
         return data, about
 
@@ -226,11 +228,6 @@ def restore(saved: list[int]) -> None:
     sys.stdout, sys.stderr = stream(1), stream(2)
 
 
-def stream(number: int) -> TextIO:
-    """Return a text stream on a file descriptor, for the code to print to."""
-    return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-
-
 def wake(number: int, frame: object) -> None:
     """Do nothing: a handler makes the signal end a system call, see `kernel_client.KernelProxy.nudge`.
 
@@ -247,51 +244,12 @@ def end_cell(code: object = None) -> None:
 
 def sendable_error(error: BaseException) -> Exception:
     """Return an exception with the same name whose text can be read, is short, and can be sent."""
-    try:
-        text = str(error)
-    except BaseException:
-        text = ""
-    return type(type(error).__name__, (Exception,), {})(sendable(clip(text, MAX_VALUE)))
-
-
-def skip_frames(frames: TracebackType | None, prefix: str) -> TracebackType | None:
-    """Skip the frames before the first one whose file name starts with a prefix.
-
-    Args:
-        frames: The traceback.
-        prefix: Start of the file name.
-    """
-    while frames is not None and not frames.tb_frame.f_code.co_filename.startswith(prefix):
-        frames = frames.tb_next
-    return frames
+    return type(type(error).__name__, (Exception,), {})(describe(error)[1].decode())
 
 
 def format_traceback(error: BaseException) -> str:
     """Return a traceback from the code's own cells on, or from its files if a magic ran one."""
-    frames = skip_frames(error.__traceback__, "<cell ") or skip_frames(error.__traceback__, FOLDER)
-    try:
-        text = "".join(traceback.format_exception(type(error), error, frames)).rstrip("\n")
-    except BaseException:
-        text = ""
-    return sendable(clip(text, MAX_TRACE))
-
-
-def sendable(text: str) -> str:
-    """Escape half surrogate pairs, which JSON in UTF-8 cannot contain."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def clip(text: str, limit: int) -> str:
-    """Keep the head and the tail of a long text.
-
-    Args:
-        text: The text.
-        limit: Maximum number of characters.
-    """
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}… [{len(text) - 2 * half} characters omitted] …{text[-half:]}"
+    return describe(error, FOLDER)[2].decode()
 
 
 if __name__ == "__main__":

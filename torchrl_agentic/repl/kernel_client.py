@@ -1,53 +1,55 @@
-"""The client of a Jupyter kernel; runs inside the sandbox beside its kernel, as `python -c <this file>`.
+"""The client of a Jupyter kernel; runs inside the sandbox beside its kernel, see `jupyter_repl`.
 
-It uses ZeroMQ to communicate with the kernel, and frames as in `wire.py` on stdin and stdout for the host. So
-the host never keeps or parses messages of the kernel, which may be forged or endless.
+It uses ZeroMQ to communicate with the kernel, and answers requests of the host on stdin and stdout as
+`sandbox.inside.supervisor` does. So the host never keeps or parses messages of the kernel, which may be
+forged or endless.
 """
 
-# ruff: noqa: E402  sys.path comes first
 from __future__ import annotations
-
-import sys
-
-# Files of the model in the current folder must not replace the modules that are imported here.
-sys.path[:] = [path for path in sys.path if path]
 
 import asyncio
 import base64
+import binascii
 import contextlib
 import importlib.util
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
+import types
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
+
+from torchrl_agentic.sandbox.inside.capture import CHUNK
+from torchrl_agentic.sandbox.inside.pipes import Pipe
+from torchrl_agentic.sandbox.inside.wire import Splitter, pack
 
 if TYPE_CHECKING:
     from jupyter_client.asynchronous.client import AsyncKernelClient
     from jupyter_client.connect import KernelConnectionInfo
 
 Fields = dict[str, Any]
-CHUNK = 1 << 16
-PIECE = 1 << 20
-"""Maximum bytes of output in one frame."""
+MAX_REQUEST = 72 << 20
+"""Maximum bytes of a request of the host."""
 MAX_MESSAGE = 16 << 20
 """Maximum bytes of a message; the connection to the kernel is renewed after a longer one."""
 HIGH_WATER = 16
 """Maximum number of messages in ZeroMQ's queue; the kernel drops further ones."""
 RETRY_MS = 20
 """Milliseconds between ZeroMQ's attempts to connect to a kernel that is starting."""
-MAX_SHOWN = 25
-"""Maximum number of displays of a cell."""
-MAX_TEXT = 16384
-MAX_IMAGE = 3 << 19  # in base64, more than 1 MiB
+IMAGES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
+"""Media types of images that are sent, and how their data begins."""
+MAX_IMAGES, MAX_IMAGE = 5, 1 << 20
+MAX_TEXTS, MAX_TEXT = 20, 16384
+"""Maximum numbers and sizes of the displays of a cell."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 PROBE_S = 0.1
 """Seconds from the answer of the kernel, and from each probe, to the next probe whether it is idle."""
 PROBES = 20
@@ -59,92 +61,74 @@ NUDGE_S = 0.05
 NUDGES = 20
 
 
-class Output:
-    """Head and tail of the output of a pipe, read whenever there is some.
-
-    Args:
-        fd: Descriptor of the pipe.
-        limit: Maximum bytes to keep.
-    """
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd, self.half = fd, max(1, limit // 2)
-        self.head, self.tail, self.total = bytearray(), bytearray(), 0
-        os.set_blocking(fd, False)
-        asyncio.get_running_loop().add_reader(fd, self.pull)
-
-    def pull(self, rounds: int = 16) -> None:
-        """Read what is there now, with at most `rounds` reads."""
-        for _ in range(rounds):
-            try:
-                data = os.read(self.fd, CHUNK)
-            except BlockingIOError:
-                return
-            if not data:
-                asyncio.get_running_loop().remove_reader(self.fd)
-                return
-            self.add(data)
-
-    def add(self, data: bytes) -> None:
-        """Keep bytes as far as there is room."""
-        self.total += len(data)
-        room = self.half - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-            data = data[room:]
-        self.tail += data
-        if len(self.tail) > 2 * self.half + CHUNK:
-            del self.tail[: -self.half]
-
-    def take(self) -> tuple[bytes, int]:
-        """Return the bytes that were kept and the number of omitted bytes, and reset."""
-        self.pull(rounds=64)
-        kept = bytes(self.head + self.tail[-self.half :])
-        omitted = self.total - len(kept)
-        self.head, self.tail, self.total = bytearray(), bytearray(), 0
-        return kept, omitted
-
-
-class Cell:
+class KernelCell:
     """State of the running cell.
 
     Args:
-        seq: Number of the cell.
+        request: Id of the request of the host.
+        count: Number of the cell.
         message_id: Id of its request to the kernel.
     """
 
-    def __init__(self, seq: int, message_id: str) -> None:
-        self.seq = seq
+    def __init__(self, request: int, count: int, message_id: str) -> None:
+        self.request, self.count = request, count
         self.message_ids = {message_id}
         self.begun = self.interrupted = self.idle = False
+        self.stopped = ""
         self.reply: Fields | None = None
         self.value: str | None = None
-        self.shown = 0
+        self.shown: list[bytes] = []
 
 
 class KernelProxy:
-    """Sends cells to the kernel, and their results to the host.
+    """Sends cells to the kernel, and their results to the host."""
 
-    Args:
-        order: Settings of the host.
-    """
-
-    def __init__(self, order: Fields) -> None:
-        self.order = order
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.cell: Cell | None = None
-        self.ready = False
+        self.requests = Splitter(MAX_REQUEST)
+        self.cell: KernelCell | None = None
+        self.start_request: int | None = None
+        self.count, self.grace_s = 0, 0.0
         self.tasks: list[asyncio.Task[None]] = []
         self.heard: set[str] = set()
         self.client: AsyncKernelClient
         self.kernel: subprocess.Popen[bytes]
-        self.out: dict[str, Output] = {}
+        self.out: dict[str, Pipe] = {}
 
-    async def start(self) -> None:
-        """Start the kernel, and wait until it can run cells."""
+    def receive(self) -> None:
+        """Carry out the requests of the host that have arrived; end if there are no more."""
+        data = os.read(0, CHUNK)
+        if not data:
+            os._exit(0)
+        for body, *fields in self.requests.feed(data):
+            header = json.loads(body)
+            op, number = header["op"], header["id"]
+            if op == "start":
+                self.start_request = number
+                self.count, self.grace_s = header["count"], header["grace_s"]
+                self.tasks.append(asyncio.ensure_future(self.start(header)))
+            elif op == "cell":
+                self.execute(number, fields[0].decode("utf-8", "surrogatepass"), header["timeout_s"])
+            elif op == "stop_cell":
+                if self.cell is not None and header["why"]:
+                    self.stop(self.cell, header["why"])
+                elif self.cell is not None:
+                    self.interrupt()
+                answer(number, {})
+            else:  # a restart: the host starts another client and kernel
+                os._exit(0)
+
+    async def start(self, settings: Fields) -> None:
+        """Start the kernel, and wait until it can run cells.
+
+        Args:
+            settings: Settings of the host: argv of the kernel, output_bytes.
+        """
+        if not self.can_start():
+            return
         folder = tempfile.mkdtemp(prefix="kernel-")
         info = connection(folder)
-        self.launch(folder, info)
+        self.launch(folder, info, settings)
         # while the kernel does the same
         import zmq.asyncio
         from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -162,36 +146,63 @@ class KernelProxy:
         while len(self.heard) < 2:  # messages that the kernel publishes before the subscription are lost
             self.ask("kernel_info_request", {})
             await asyncio.sleep(0.05)
-        self.ready = True
         # Both sides have their sockets open, so their names are no longer needed.
         shutil.rmtree(folder, ignore_errors=True)
         for output in self.out.values():
             output.take()
-        send({"seq": 0, "ready": True})
+        self.report_start({})
 
-    def launch(self, folder: str, info: KernelConnectionInfo) -> None:
+    def can_start(self) -> bool:
+        """Return whether a kernel can be used here; report it to the host if not."""
+        try:
+            socket.socket(socket.AF_UNIX).close()
+        except OSError as error:
+            self.refuse("sockets", str(error))
+            return False
+        missing = [name for name in ("jupyter_client", "zmq") if importlib.util.find_spec(name) is None]
+        if missing:
+            self.refuse("import", f"no module named {missing[0]!r}")
+        return not missing
+
+    def refuse(self, what: str, text: str) -> None:
+        """Report to the host that there will be no kernel.
+
+        Args:
+            what: What failed: "sockets", "import" or "kernel".
+            text: Details.
+        """
+        python = platform.python_version()
+        self.report_start({"refused": what, "python": python, "text": text[-MAX_TEXT:]})
+
+    def report_start(self, header: Fields) -> None:
+        """Answer the request for a kernel."""
+        if self.start_request is not None:
+            answer(self.start_request, header)
+        self.start_request = None
+
+    def launch(self, folder: str, info: KernelConnectionInfo, settings: Fields) -> None:
         """Start the process of the kernel.
 
         Args:
             folder: Folder of its connection file.
             info: Content of that file.
+            settings: Settings of the host.
         """
         path = os.path.join(folder, "kernel.json")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             json.dump(info, file)
-        pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+        reactor: Any = types.SimpleNamespace(watch=self.loop.add_reader, forget=self.loop.remove_reader)
+        self.out = {name: Pipe(reactor, settings["output_bytes"]) for name in ("stdout", "stderr")}
         places = {"{connection_file}": path, "{folder}": folder}
-        command = [places.get(word, word) for word in cast("list[str]", self.order["argv"])]
+        command = [places.get(word, word) for word in cast("list[str]", settings["argv"])]
+        out, err = (pipe.end for pipe in self.out.values())
         try:
-            self.kernel = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1]
-            )
+            self.kernel = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         except OSError as error:
-            report_failure("kernel", f"{command[0]}: {error.strerror}")
+            self.refuse("kernel", f"{command[0]}: {error.strerror}")
             raise
-        for name, (reading, writing) in pipes.items():
-            os.close(writing)
-            self.out[name] = Output(reading, self.order["output_bytes"])
+        for pipe in self.out.values():
+            pipe.close_end()
         threading.Thread(target=self.reap, daemon=True).start()
 
     def reap(self) -> None:
@@ -204,15 +215,17 @@ class KernelProxy:
 
     def on_end(self, code: int) -> None:
         """Report the end of the kernel, and end too."""
-        if not self.ready:
-            printed = b"\n".join(output.take()[0] for output in self.out.values())
-            report_failure("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
+        if self.start_request is not None:
+            printed = b"\n".join(pipe.take()[0] for pipe in self.out.values())
+            self.refuse("kernel", f"exit code {code}\n{printed.decode('utf-8', 'replace')[-MAX_TEXT:]}")
         elif self.cell is not None:
-            self.finish(self.cell, status="died", code=code)
+            self.finish(self.cell, how=describe_exit(code))
         os._exit(0)
 
     def listen(
-        self, receive: Callable[[], Coroutine[Any, Any, Fields]], take: Callable[[str, Fields, Cell], None]
+        self,
+        receive: Callable[[], Coroutine[Any, Any, Fields]],
+        take: Callable[[str, Fields, KernelCell], None],
     ) -> None:
         """Pass messages of a channel that are about the running cell to a method.
 
@@ -237,7 +250,7 @@ class KernelProxy:
 
         self.tasks.append(asyncio.ensure_future(loop()))
 
-    def on_shell(self, kind: str, content: Fields, cell: Cell) -> None:
+    def on_shell(self, kind: str, content: Fields, cell: KernelCell) -> None:
         """Handle the answer to a cell.
 
         Args:
@@ -250,13 +263,13 @@ class KernelProxy:
         cell.reply = content
         for item in content.get("payload", ()):
             if item["source"] == "value":
-                cell.value = str(item["text"])[:MAX_TEXT]
+                cell.value = plain(item["text"])
         if cell.idle:
             self.finish(cell)
         else:
             self.loop.call_later(PROBE_S, self.probe, cell, PROBES)
 
-    def probe(self, cell: Cell, left: int) -> None:
+    def probe(self, cell: KernelCell, left: int) -> None:
         """Check whether the report that the kernel is idle was dropped in a flood, or nothing arrives.
 
         Args:
@@ -266,12 +279,12 @@ class KernelProxy:
         if self.cell is not cell:
             return
         if not left:
-            self.finish(cell, status="cut")
+            self.finish(cell, how="its messages do not arrive")
             return
         cell.message_ids.add(self.ask("kernel_info_request", {}))
         self.loop.call_later(PROBE_S, self.probe, cell, left - 1)
 
-    def on_iopub(self, kind: str, content: Fields, cell: Cell) -> None:
+    def on_iopub(self, kind: str, content: Fields, cell: KernelCell) -> None:
         """Handle output of a cell.
 
         Args:
@@ -290,36 +303,51 @@ class KernelProxy:
             if cell.interrupted:  # it came too early: the kernel ignores it between cells
                 self.interrupt()
         elif kind == "stream" and content.get("name") in self.out:  # from kernels that print in this way
-            self.out[content["name"]].add(str(content.get("text", "")).encode("utf-8", "replace"))
+            self.out[content["name"]].capture.add(str(content.get("text", "")).encode("utf-8", "replace"))
         elif kind in ("execute_result", "display_data"):
             data = content["data"]
-            text = str(data.get("text/plain", ""))[:MAX_TEXT]
+            text = plain(data.get("text/plain", ""))
             if kind == "execute_result":
                 cell.value = text
-            images = {
-                name: str(data[name])
-                for name in ("image/png", "image/jpeg")
-                if name in data and len(str(data[name])) < MAX_IMAGE
-            }
-            if cell.shown < MAX_SHOWN and (images or kind == "display_data"):
-                cell.shown += 1
-                send({"seq": cell.seq, "display": {"text/plain": text, **images}})
+            self.show(cell, data, text if kind == "display_data" else "")
 
-    def execute(self, seq: int, code: str) -> None:
+    def show(self, cell: KernelCell, data: Fields, text: str) -> None:
+        """Keep an image; its text if it is invalid or there are too many.
+
+        Args:
+            cell: The cell.
+            data: The forms of the displayed object, by media type.
+            text: Its text; "" if that is the value of the cell.
+        """
+        kinds = cell.shown[::2]
+        texts = kinds.count(b"text/plain")
+        for kind, start in IMAGES.items():
+            image = decoded(data.get(kind))
+            if image.startswith(start) and len(image) <= MAX_IMAGE and len(kinds) - texts < MAX_IMAGES:
+                cell.shown += [kind.encode(), image]
+                return
+        if text and texts < MAX_TEXTS:
+            cell.shown += [b"text/plain", encoded(text)]
+
+    def execute(self, request: int, code: str, timeout: float | None) -> None:
         """Start a cell.
 
         Args:
-            seq: Number of the cell.
+            request: Id of the request of the host.
             code: Its code.
+            timeout: Maximum seconds; None for no limit.
         """
+        self.count += 1
+        cell = self.cell = KernelCell(request, self.count, "")
         try:
             content = {"code": code, "silent": False, "allow_stdin": False, "stop_on_error": False}
-            message_id = self.ask("execute_request", content, {"cellId": str(seq)})
+            cell.message_ids = {self.ask("execute_request", content, {"cellId": str(cell.count)})}
         except ValueError as error:  # half surrogate pairs cannot be sent
-            refusal = {"ename": type(error).__name__, "evalue": str(error)}
-            send({"seq": seq, "status": "ok", "value": None, "error": refusal})
+            cell.reply = {"ename": type(error).__name__, "evalue": str(error)}
+            self.finish(cell)
             return
-        self.cell = Cell(seq, message_id)
+        if timeout is not None:
+            self.loop.call_later(timeout, self.stop, cell, "timeout")
 
     def ask(self, kind: str, content: Fields, about: Fields | None = None) -> str:
         """Send the kernel a request, and return its id.
@@ -343,7 +371,7 @@ class KernelProxy:
         os.killpg(os.getpgrp(), signal.SIGINT)
         self.loop.call_later(NUDGE_S, self.nudge, self.cell, NUDGES)
 
-    def nudge(self, cell: Cell | None, left: int) -> None:
+    def nudge(self, cell: KernelCell | None, left: int) -> None:
         """Make the kernel's main thread return from a system call that it entered when the interrupt came.
 
         Python only records a signal, and runs its handler between two instructions. A signal that comes after
@@ -359,19 +387,19 @@ class KernelProxy:
                 os.kill(self.kernel.pid, signal.SIGURG)
             self.loop.call_later(NUDGE_S, self.nudge, cell, left - 1)
 
-    def stop(self, seq: int, grace_s: float) -> None:
+    def stop(self, cell: KernelCell, why: str) -> None:
         """Interrupt a cell, and give it up if it does not react.
 
         Args:
-            seq: Number of the cell.
-            grace_s: Seconds that it may take to react.
+            cell: The cell.
+            why: The reason, for the answer.
         """
-        cell = self.cell
-        if cell is not None and cell.seq == seq:
+        if self.cell is cell and not cell.stopped:
+            cell.stopped = why
             self.interrupt()
-            self.give_up(cell, round(grace_s / NUDGE_S))
+            self.give_up(cell, round(self.grace_s / NUDGE_S))
 
-    def give_up(self, cell: Cell, left: int) -> None:
+    def give_up(self, cell: KernelCell, left: int) -> None:
         """Report a cell that has not ended after some steps. One with an answer may have too much output.
 
         Steps are counted instead of time, because a machine that stalls stalls the kernel too.
@@ -385,30 +413,26 @@ class KernelProxy:
         if left:
             self.loop.call_later(NUDGE_S, self.give_up, cell, left - 1)
         else:
-            self.finish(cell, status="ok" if cell.reply is not None else "stuck")
+            self.finish(cell, how=None if cell.reply is not None else "killed by SIGKILL")
 
-    def finish(self, cell: Cell, *, status: str = "ok", code: int = 0) -> None:
+    def finish(self, cell: KernelCell, how: str | None = None) -> None:
         """Report the result of a cell, unless it has been reported.
 
         Args:
             cell: The cell.
-            status: "ok", "died", "stuck" or "cut".
-            code: Exit code of the kernel if it died.
+            how: How the kernel has ended, or will be ended by the host; None if it can run more cells.
         """
         if self.cell is not cell:
             return
         self.cell = None
-        for name, output in self.out.items():
-            data, omitted = output.take()
-            for start in range(0, len(data), PIECE):
-                piece = base64.b64encode(data[start : start + PIECE]).decode()
-                send({"seq": cell.seq, "stream": name, "data": piece, "omitted": 0})
-            if omitted:
-                send({"seq": cell.seq, "stream": name, "data": "", "omitted": omitted})
-        error = None
-        if status == "ok":
-            error = error_of(cell.reply or {"ename": "KernelError", "evalue": "the kernel did not answer"})
-        send({"seq": cell.seq, "status": status, "code": code, "value": cell.value, "error": error})
+        (out, omitted), (err, more) = (pipe.take() for pipe in self.out.values())
+        header: Fields = {"count": cell.count, "stopped": cell.stopped, "lost_before": False}
+        header["omitted"] = omitted + more
+        if how is None:
+            value = b"" if cell.value is None else b"=" + encoded(cell.value)
+            answer(cell.request, header, out, err, b"", value, *error_of(cell.reply), *cell.shown)
+        else:
+            answer(cell.request, {**header, "how": how}, out, err, b"")
 
 
 def connection(folder: str) -> KernelConnectionInfo:
@@ -426,94 +450,49 @@ def connection(folder: str) -> KernelConnectionInfo:
     }
 
 
-def error_of(reply: Fields) -> Fields | None:
-    """Return the exception of a cell, or None."""
+def error_of(reply: Fields | None) -> tuple[bytes, bytes, bytes]:
+    """Return name, text and traceback of the exception of a cell; empty if it has none."""
+    if reply is None:
+        return b"KernelError", b"the kernel did not answer", b""
     if reply.get("status") == "ok":
-        return None
+        return b"", b"", b""
     lines: Any = reply.get("traceback")
-    texts = map(str, cast("list[object]", lines) if isinstance(lines, list) else [])
-    return {
-        "ename": str(reply.get("ename", reply.get("status")))[:MAX_TEXT],
-        "evalue": str(reply.get("evalue", ""))[:MAX_TEXT],
-        "traceback": "\n".join(texts)[: 2 * MAX_TEXT],
-    }
+    trace = "\n".join(map(str, cast("list[object]", lines) if isinstance(lines, list) else []))
+    name = plain(reply.get("ename", reply.get("status"))) or "KernelError"
+    return encoded(name), encoded(plain(reply.get("evalue", ""))), encoded(plain(trace, 2 * MAX_TEXT))
 
 
-def can_start() -> bool:
-    """Return whether a kernel can be used here; report it to the host if not."""
+def plain(value: object, limit: int = MAX_TEXT) -> str:
+    """Return the beginning of a text of the kernel, without colours."""
+    return COLOURS.sub("", str(value)[:limit])
+
+
+def encoded(text: str) -> bytes:
+    """Encode a text that may contain half surrogate pairs."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def decoded(data: object) -> bytes:
+    """Return data in base64; b"" if it is something else, or too long for an image."""
     try:
-        socket.socket(socket.AF_UNIX).close()
-    except OSError as error:
-        report_failure("sockets", str(error))
-        return False
-    missing = [name for name in ("jupyter_client", "zmq") if importlib.util.find_spec(name) is None]
-    if missing:
-        report_failure("import", f"no module named {missing[0]!r}")
-    return not missing
+        return base64.b64decode(data) if isinstance(data, str) and len(data) < 2 * MAX_IMAGE else b""
+    except (binascii.Error, ValueError):
+        return b""
 
 
-def report_failure(what: str, text: str) -> None:
-    """Report to the host that there will be no kernel.
-
-    Args:
-        what: What failed: "sockets", "import" or "kernel".
-        text: Details.
-    """
-    send({"seq": 0, "failed": what, "python": platform.python_version(), "text": text[-MAX_TEXT:]})
-
-
-def send(message: Fields) -> None:
-    """Write a frame."""
-    body = json.dumps(message).encode("ascii")
-    view = memoryview(struct.pack(">I", len(body)) + body)
+def answer(request: int, header: Fields, *fields: bytes) -> None:
+    """Answer a request of the host."""
+    view = memoryview(pack(json.dumps({**header, "id": request}).encode("ascii"), *fields))
     while view:
         view = view[os.write(1, view) :]
 
 
-def receive() -> Fields | None:
-    """Read a frame; None at the end."""
-    head = read_exactly(4)
-    body = head and read_exactly(struct.unpack(">I", head)[0])
-    return json.loads(body.decode("ascii")) if body else None
-
-
-def read_exactly(size: int) -> bytes | None:
-    """Read `size` bytes; None if stdin has ended."""
-    data = bytearray()
-    while len(data) < size:
-        piece = os.read(0, min(size - len(data), 1 << 20))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
-
-
-async def main() -> None:
-    """Carry out the frames on stdin until there are no more."""
-    order = receive()
-    if order is None:
-        return
-    courier = KernelProxy(order)
-    frames: asyncio.Queue[Fields] = asyncio.Queue()
-
-    def read() -> None:
-        frame = receive()
-        while frame is not None:
-            courier.loop.call_soon_threadsafe(frames.put_nowait, frame)
-            frame = receive()
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    if can_start():
-        await courier.start()
-    while True:
-        frame = await frames.get()
-        if frame["op"] == "exec":
-            courier.execute(frame["seq"], frame["code"])
-        elif frame["op"] == "stop":
-            courier.stop(frame["seq"], frame["grace_s"])
-        elif courier.cell is not None and courier.cell.seq == frame["seq"]:
-            courier.interrupt()
+def describe_exit(code: int) -> str:
+    """Return a description of an exit code, such as "killed by SIGKILL"."""
+    try:
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def ignore(number: int, frame: object) -> None:
@@ -523,6 +502,13 @@ def ignore(number: int, frame: object) -> None:
         number: The signal.
         frame: The interrupted frame.
     """
+
+
+async def main() -> None:
+    """Carry out requests until the host closes the connection."""
+    proxy = KernelProxy()
+    proxy.loop.add_reader(0, proxy.receive)
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

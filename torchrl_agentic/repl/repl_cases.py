@@ -11,15 +11,15 @@ import textwrap
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl.base import Repl, ReplResult
-from torchrl_agentic.repl.look_alikes import repl_in
+from torchrl_agentic.repl.duck_typed_repl import repl_in
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.sandbox.conformance import Case
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.attack_cases import never_infra
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("interpreters")
+group = CaseGroup("interpreters")
 LATER_S = 0.4
 """Seconds for which leftovers of a cell can act while no cell runs."""
 ARM = """
@@ -60,7 +60,7 @@ async def is_answered(repl: Repl, code: str) -> ReplResult:
         repl: The interpreter.
         code: The code.
     """
-    try:
+    with never_infra():
         result = await repl.execute(textwrap.dedent(code), timeout=3)
         await asyncio.sleep(LATER_S)
         for _ in range(2):
@@ -69,8 +69,6 @@ async def is_answered(repl: Repl, code: str) -> ReplResult:
         for _ in range(2):
             if after.status == "died":
                 after = await repl.execute("40 + 2", timeout=10)
-    except InfrastructureError as error:
-        raise AssertionError(f"code has caused an error of the infrastructure: {error}") from None
     assert after.value == "42", after
     return result
 
@@ -187,12 +185,10 @@ async def code_that_leaves_no_room_for_another_interpreter_is_answered(sandbox: 
         os.kill(os.getpid(), 9)
     """
     async with opened(sandbox) as repl:
-        try:
+        with never_infra():
             for _ in range(2):
                 await repl.execute(textwrap.dedent(code), timeout=3)
             await repl.execute("1", timeout=10)
-        except InfrastructureError as error:
-            raise AssertionError(f"code has caused an error of the infrastructure: {error}") from None
 
 
 @group.factory_case("leftover_cpu", needs=["cpu_seconds", "linux", "files"])

@@ -12,7 +12,7 @@ from torchrl_agentic.errors import Interface, SandboxError
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
-__all__ = ["THREATS", "WORK", "Process", "Sandbox", "SandboxResult", "check_argv"]
+__all__ = ["THREATS", "WORK", "Process", "Sandbox", "SandboxResult", "check_argv", "enforced"]
 
 _ARCHIVE = ".torchrl_agentic.tar"
 _PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -T - -cf "$2"'
@@ -34,6 +34,22 @@ THREATS: Mapping[str, str] = {
     "killed_trainer": "run on after the trainer has ended without closing the sandbox",
 }
 """What hostile code may try, by name. A sandbox stops all of it except the threats in its `not_stopped`."""
+
+
+_LIMITS = (
+    "cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total", "network",
+    "seccomp",
+)  # fmt: skip
+
+
+def enforced(*names: str, **others: bool) -> Mapping[str, bool]:
+    """Return the `limits_enforced` of a sandbox.
+
+    Args:
+        names: Limits that are enforced.
+        others: Whether further ones are; all others are not.
+    """
+    return {name: others.get(name, name in names) for name in _LIMITS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,14 @@ _ALONE = (
 _MODULES = {"supervisor": _ALONE, "zygote": (*_ALONE, "script", "zygote")}
 """Modules that a program needs, each after those that it imports."""
 
-BOOT = """
+SAFE_PATH = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
+"""
+"""Removes the current folder from the import path, because the model may have written modules there."""
+BOOT = (
+    SAFE_PATH
+    + """
 import base64, ctypes, json, os
 if sys.platform == "linux" and hasattr(sys, "orig_argv"):
     libc, fixed = ctypes.CDLL(None), 0x0040000
@@ -142,9 +147,9 @@ exec(start["text"])
 function = getattr(sys.modules[start["package"] + "." + start["module"]], start["function"])
 function(start["settings"], base64.b64decode(start["filter"]), *start["arguments"])
 """
+)
 """The program that Python is started with inside; it reads everything else from stdin.
 
-It first removes the current folder from the import path, because the model may have written modules there.
 If it is allowed to, it restarts itself without address randomization, on which the order of sets of objects
 depends.
 """

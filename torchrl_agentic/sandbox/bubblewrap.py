@@ -33,17 +33,18 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
-from torchrl_agentic.sandbox.base import WORK, SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import WORK, SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.bootstrap import shim
 from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.process import (
     ServerProcess,
     as_nobody,
+    memory_file,
     signed_exit_code,
     start_command,
     start_server,
 )
-from torchrl_agentic.sandbox.python_runtime import env_inside, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.python_runtime import env_inside, find_packages, python_inside, python_roots
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, check_roots
 from torchrl_agentic.sandbox.workspace import inside
@@ -109,16 +110,9 @@ class BubblewrapSandbox(FolderSandbox):
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to whether it is enforced here."""
-        return {
-            "cpu_seconds": True,
-            "memory_bytes": True,
-            "memory_total": cgroups.why_not() is None,
-            "max_processes": True,
-            "disk_bytes": True,
-            "disk_total": False,
-            "network": True,
-            "seccomp": seccomp.program() is not None,
-        }
+        names = ("cpu_seconds", "memory_bytes", "max_processes", "disk_bytes", "network")
+        has_groups, has_filter = cgroups.why_not() is None, seccomp.program() is not None
+        return enforced(*names, memory_total=has_groups, seccomp=has_filter)
 
     def fresh(self) -> BubblewrapSandbox:
         """Return a new, unopened sandbox with the same settings."""
@@ -133,35 +127,21 @@ class BubblewrapSandbox(FolderSandbox):
             raise SandboxError(reason)
         self._make_place()
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
+    async def _run(
+        self, argv: Sequence[str], limits: ResourceLimits, stdin: bytes | None, cwd: str | None
     ) -> SandboxResult:
-        """Run one command and wait until it ends; see `Sandbox.run`.
-
-        Args:
-            argv: The command and its arguments.
-            stdin: Standard input of the command; None for empty input.
-            cwd: Working folder, a path inside the sandbox; None for /work.
-            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
-        """
-        effective = self.limits.narrow(limits)
         kills_before = self._kills
-        with self._command(check_argv(argv), effective, cwd=cwd) as (command, fds):
+        with self._command(argv, limits, cwd=cwd) as (command, fds):
             child = await start_command(
                 command,
-                env=env_inside(effective),
+                env=env_inside(limits),
                 stdin=stdin,
                 pass_fds=fds,
                 drop_root=True,
                 group=self._group,
                 greeting=_GREETING,
             )
-        ended = await self._communicate(child, effective)
+        ended = await self._communicate(child, limits)
         if ended.code is None:
             return result_of(ended, None)
         if ended.is_greeted and ended.code >= 0:  # then the program inside ran, and bwrap has its exit code
@@ -218,11 +198,11 @@ class BubblewrapSandbox(FolderSandbox):
         *,
         options: Sequence[str] = (),
         cwd: str | None = None,
-    ) -> Generator[tuple[list[str], list[int]]]:
+    ) -> Generator[tuple[list[str], Sequence[int]]]:
         """Yield the command that runs another command inside, and the file descriptors that it needs."""
         start_in = "/".join((WORK, *inside(cwd or WORK)))
         first = (_SH, "-c", _GREET + shim(limits), "sh", start_in)
-        with _filter_fd(limits) as fds:
+        with memory_file(seccomp.program(families=families(limits))) as fds:
             confined = [word for fd in fds for word in ("--seccomp", str(fd))]
             # Everything from the model follows "--", so that nothing in it is an option of bwrap.
             command = [bwrap(self.bwrap_path), *self._options(limits), *options, *confined]
@@ -245,11 +225,9 @@ def granted(limits: ResourceLimits) -> list[str]:
     for option, roots in (("--ro-bind", limits.fs_read_roots), ("--bind", limits.fs_write_roots)):
         for root in roots:
             options += [option, os.path.abspath(root), os.path.abspath(root)]
-    found = find_python()
-    if found is not None and found[1] is not None:
-        options += ["--ro-bind", found[1], found[1]]
-    for folder, shown in find_packages().items():
-        options += ["--ro-bind", folder, shown]
+    shown = {root: root for root in python_roots()} | dict(find_packages())
+    for folder, path in shown.items():
+        options += ["--ro-bind", folder, path]
     if limits.network != "full":
         options.append("--unshare-net")
     return options
@@ -262,21 +240,6 @@ def families(limits: ResourceLimits) -> tuple[int, ...]:
         limits: Limits of the sandbox.
     """
     return () if limits.network == "none" else seccomp.NETWORK
-
-
-@contextmanager
-def _filter_fd(limits: ResourceLimits) -> Generator[list[int]]:
-    program = seccomp.program(families=families(limits))
-    if program is None:
-        yield []
-        return
-    fd = os.memfd_create("seccomp")
-    try:
-        os.write(fd, program)
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield [fd]
-    finally:
-        os.close(fd)
 
 
 @functools.cache

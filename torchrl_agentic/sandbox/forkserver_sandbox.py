@@ -40,25 +40,25 @@ import math
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import bubblewrap, cgroups, seccomp
-from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.bootstrap import supervisor_settings
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside import namespaces, rights
 from torchrl_agentic.sandbox.inside.files import WORK, inside, locate
 from torchrl_agentic.sandbox.inside.mounts import FOLDERS
 from torchrl_agentic.sandbox.link import Link, LinkLost, SocketStream
-from torchrl_agentic.sandbox.process import StdioStreams, describe_exit, stdio_pipes
-from torchrl_agentic.sandbox.python_runtime import env_inside, find_python, python_inside
+from torchrl_agentic.sandbox.process import StdioStreams, describe_exit, memory_file, stdio_pipes
+from torchrl_agentic.sandbox.python_runtime import env_inside, python_inside, python_roots
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import OWN_FOLDERS, below, check_roots
 from torchrl_agentic.sandbox.workspace import MAX_READ
-from torchrl_agentic.sandbox.zygote_pool import START_S, Trajectory, ZygotePool, ZygoteSpec, shared_pool
+from torchrl_agentic.sandbox.zygote_pool import START_S, ForkedTrajectory, ZygotePool, ZygoteSpec, shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class ForkServerSandbox(Sandbox):
         self.preload = None if preload is None else tuple(preload)
         self.seed = seed
         self._pool: ZygotePool | None = None
-        self._trajectory: Trajectory | None = None
+        self._trajectory: ForkedTrajectory | None = None
         self._stream: SocketStream | None = None
         self._link: Link | None = None
         self._renewing = asyncio.Lock()
@@ -126,11 +126,10 @@ class ForkServerSandbox(Sandbox):
         """Why this sandbox could not become a copy; "" if it could."""
 
     @property
-    def limits_enforced(self) -> dict[str, bool]:
+    def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to whether it is enforced here; that of processor time holds for commands only."""
-        names = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
-        held = dict.fromkeys((*names, "network", "seccomp"), True)
-        return {**held, "memory_total": cgroups.why_not() is None}
+        names = ("cpu_seconds", "memory_bytes", "max_processes", "disk_bytes", "disk_total", "network")
+        return enforced(*names, "seccomp", memory_total=cgroups.why_not() is None)
 
     def fresh(self) -> ForkServerSandbox:
         """Return a new, unopened sandbox with the same settings."""
@@ -251,7 +250,7 @@ class ForkServerSandbox(Sandbox):
         had_run, self.has_run_code = self.has_run_code, True
         began = time.monotonic()
         try:
-            with _memory_file(stdin) as fds:
+            with memory_file(stdin) as fds:
                 header = self._command(argv, effective, cwd)
                 number, answer = await link.begin("command", fds=fds, **header)
             try:
@@ -304,14 +303,14 @@ class ForkServerSandbox(Sandbox):
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
         locate(path, map(os.path.abspath, self.limits.fs_write_roots))
-        with _memory_file(data) as fds:
+        with memory_file(data) as fds:
             await self._ask_about_file("write", fds=fds, path=path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, at most 64 MiB of it."""
         locate(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
         wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
-        with _memory_file(b"") as (fd,):
+        with memory_file(b"") as (fd,):
             await self._ask_about_file("read", fds=[fd], path=path, max_bytes=wanted)
             return os.pread(fd, wanted, 0)
 
@@ -382,7 +381,7 @@ class ForkServerSandbox(Sandbox):
             raise
         return [self._wrap_clone(trajectory) for trajectory in made[1:]]
 
-    async def _move(self, link: Link, trajectory: Trajectory) -> None:
+    async def _move(self, link: Link, trajectory: ForkedTrajectory) -> None:
         """Continue as another trajectory: after cloning, this sandbox is a clone too."""
         stream, before = self._stream, self._trajectory
         assert self._pool is not None
@@ -393,7 +392,7 @@ class ForkServerSandbox(Sandbox):
         stream.close()
         self._pool.release(before)
 
-    def _wrap_clone(self, trajectory: Trajectory) -> ForkServerSandbox:
+    def _wrap_clone(self, trajectory: ForkedTrajectory) -> ForkServerSandbox:
         clone = self.fresh()
         clone._pool = self._pool
         clone._connect(trajectory)
@@ -416,7 +415,7 @@ class ForkServerSandbox(Sandbox):
         """Return the command that starts Python inside."""
         return (python_inside(),)
 
-    def _connect(self, trajectory: Trajectory) -> Link:
+    def _connect(self, trajectory: ForkedTrajectory) -> Link:
         self._trajectory = trajectory
         self._stream = SocketStream(trajectory.connection)
         self._link = Link(self._stream, output_bytes=self.limits.output_bytes)
@@ -470,22 +469,6 @@ def _raise(answer: tuple[dict[str, Any], list[bytes]]) -> None:
         raise _ERRORS.get(found["error"], OSError)(found["text"])
 
 
-@contextlib.contextmanager
-def _memory_file(data: bytes | None) -> Any:
-    """Yield the descriptor of an anonymous file with this content, at its start; an empty tuple for None."""
-    if data is None:
-        yield ()
-        return
-    fd = os.memfd_create("data")
-    try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(data)
-        os.lseek(fd, 0, os.SEEK_SET)
-        yield (fd,)
-    finally:
-        os.close(fd)
-
-
 def _limits(limits: ResourceLimits) -> dict[str, int | None]:
     return {
         "cpu_seconds": None if limits.cpu_seconds is None else math.ceil(limits.cpu_seconds),
@@ -501,9 +484,7 @@ def _zygote_spec(limits: ResourceLimits, preload: Sequence[str] | None) -> Zygot
     scope = seccomp.SCOPED if limits.network == "loopback" else rights.landlock_version()
     program = seccomp.program(families=bubblewrap.families(limits), enters=True, landlock=scope)
     assert program is not None  # `cannot_work` has checked the processor
-    python = find_python()
-    shown = () if python is None or python[1] is None else (python[1],)
-    roots = below((*shown, *limits.fs_read_roots, *limits.fs_write_roots), FOLDERS)
+    roots = below((*python_roots(), *limits.fs_read_roots, *limits.fs_write_roots), FOLDERS)
     return ZygoteSpec(
         command=(
             bubblewrap.bwrap(),

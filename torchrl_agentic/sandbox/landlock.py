@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups, seccomp
-from torchrl_agentic.sandbox.base import SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.bootstrap import OPEN_FILES, program
 from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.cgroups import MemoryGroup
@@ -51,7 +51,7 @@ from torchrl_agentic.sandbox.process import (
     start_command,
     start_server,
 )
-from torchrl_agentic.sandbox.python_runtime import env_on_host, find_packages, find_python, python_inside
+from torchrl_agentic.sandbox.python_runtime import env_on_host, find_packages, python_inside, python_roots
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.roots import check_roots
 from torchrl_agentic.sandbox.workspace import inside
@@ -103,16 +103,8 @@ class LandlockSandbox(FolderSandbox):
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to whether it is enforced here."""
-        return {
-            "cpu_seconds": True,
-            "memory_bytes": True,
-            "memory_total": cgroups.why_not() is None,
-            "max_processes": True,
-            "disk_bytes": True,
-            "disk_total": False,
-            "network": True,
-            "seccomp": True,
-        }
+        names = ("cpu_seconds", "memory_bytes", "max_processes", "disk_bytes", "network", "seccomp")
+        return enforced(*names, memory_total=cgroups.why_not() is None)
 
     def fresh(self) -> LandlockSandbox:
         """Return a new, unopened sandbox with the same settings."""
@@ -128,27 +120,13 @@ class LandlockSandbox(FolderSandbox):
         self._version = _landlock_version()
         self._make_place()
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
+    async def _run(
+        self, argv: Sequence[str], limits: ResourceLimits, stdin: bytes | None, cwd: str | None
     ) -> SandboxResult:
-        """Run one command and wait until it ends; see `Sandbox.run`.
-
-        Args:
-            argv: The command and its arguments.
-            stdin: Standard input of the command; None for empty input.
-            cwd: Working folder, a path inside the sandbox; None for /work.
-            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
-        """
-        effective = self.limits.narrow(limits)
         status_fd, status_end = os.pipe()
         try:
             os.set_blocking(status_fd, False)
-            order = self._order(check_argv(argv), effective, cwd=cwd, status_fd=status_end)
+            order = self._order(argv, limits, cwd=cwd, status_fd=status_end)
             with _starting(order, self._group) as (command, fds):
                 child = await start_command(
                     command,
@@ -164,7 +142,7 @@ class LandlockSandbox(FolderSandbox):
         finally:
             os.close(status_end)
         try:
-            ended = await self._communicate(GracefulCommand(child), effective)
+            ended = await self._communicate(GracefulCommand(child), limits)
         finally:
             with os.fdopen(status_fd, "rb") as status:
                 completed = bool(status.read(1))
@@ -218,11 +196,8 @@ def _order(
     version: int,
     status_fd: int | None,
 ) -> Order:
-    found = find_python()
     read = [*filter(os.path.exists, _READ), *map(os.path.abspath, limits.fs_read_roots)]
-    if found is not None and found[1] is not None:
-        read.append(found[1])
-    read += find_packages()
+    read += [*python_roots(), *find_packages()]
     # A call may narrow "full" to "loopback". That would be the loopback of the host, so there is no network.
     online = limits.network == "full"
     if online:
@@ -230,7 +205,7 @@ def _order(
     families = seccomp.NETWORK if online else ()
     filter_ = seccomp.program(families=families, landlock=version, has_namespaces=False)
     assert filter_ is not None, "why_not() checks the processor"
-    gate, starts = seccomp.gate(landlock=version)
+    notify, starts = seccomp.notify_program(landlock=version)
     return {
         "argv": [word.encode() for word in argv],
         "env": {name.encode(): value.encode() for name, value in env.items()},
@@ -241,7 +216,7 @@ def _order(
         "tcp": online,
         "version": version,
         "filter": filter_,
-        "gate": gate,
+        "notify": notify,
         "starts": starts,
         "entrance": None,
         "max_processes": limits.max_processes,
@@ -272,7 +247,7 @@ def _starting(order: Order, group: MemoryGroup | None) -> Generator[tuple[list[s
             with os.fdopen(fds[0], "wb", closefd=False) as file:
                 marshal.dump(order, file, 2)  # pyright: ignore[reportArgumentType]  a TypedDict is a dict
             os.lseek(fds[0], 0, os.SEEK_SET)
-            text = program("rights", "orphans", "gate", "confine")
+            text = program("rights", "orphans", "seccomp_notify", "confine")
             yield [python_inside(), "-I", "-S", "-B", "-c", text, str(fds[0])], fds
     except OSError as error:
         raise SandboxError(f"the sandbox cannot be started: {error}") from error

@@ -40,7 +40,7 @@ class LinkLost(SandboxError):
         self.cause = cause
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """A byte stream that a link uses."""
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
@@ -86,7 +86,7 @@ class SocketStream:
         connection.setblocking(False)
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
-        """Send as much as possible without waiting; see `Stream.try_send`.
+        """Send as much as possible without waiting; see `ByteStream.try_send`.
 
         Args:
             data: Bytes to send.
@@ -129,7 +129,7 @@ class Link:
         output_bytes: Maximum bytes that the supervisor keeps of each output stream.
     """
 
-    def __init__(self, stream: Stream, *, output_bytes: int) -> None:
+    def __init__(self, stream: ByteStream, *, output_bytes: int) -> None:
         self._stream = stream
         self._max_answer = MAX_ANSWER + 4 * output_bytes
         self._waiting: dict[int, Answer] = {}

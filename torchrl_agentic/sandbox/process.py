@@ -315,18 +315,13 @@ async def start_command(
     Raises:
         OSError: If the program cannot be started.
     """
-    with _pipe() as (stdout_fd, stdout_end), _pipe() as (stderr_fd, stderr_end):
-        stdin_fd = None
-        try:
-            if stdin is not None:
-                stdin_fd = os.memfd_create("stdin")
-                os.write(stdin_fd, stdin)
-                os.lseek(stdin_fd, 0, os.SEEK_SET)
-            standard = (asyncio.subprocess.DEVNULL if stdin_fd is None else stdin_fd, stdout_end, stderr_end)
-            process = await _execute(argv, env, cwd, standard, pass_fds, drop_root, group)
-        finally:
-            if stdin_fd is not None:
-                os.close(stdin_fd)
+    with (
+        _pipe() as (stdout_fd, stdout_end),
+        _pipe() as (stderr_fd, stderr_end),
+        memory_file(stdin) as fds,
+    ):
+        standard = (fds[0] if fds else asyncio.subprocess.DEVNULL, stdout_end, stderr_end)
+        process = await _execute(argv, env, cwd, standard, pass_fds, drop_root, group)
     return CommandProcess(process, stdout_fd, stderr_fd, greeting)
 
 
@@ -421,6 +416,26 @@ async def _execute(
 async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     with contextlib.suppress(OSError):
         await Child(await starting).kill()
+
+
+@contextlib.contextmanager
+def memory_file(data: bytes | None) -> Generator[tuple[int, ...]]:
+    """Yield the descriptor of an anonymous file with this content, at its start; an empty tuple for None.
+
+    Args:
+        data: The content.
+    """
+    if data is None:
+        yield ()
+        return
+    fd = os.memfd_create("data")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield (fd,)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,12 @@ def find_python() -> tuple[str, str | None] | None:
     return None
 
 
+def python_roots() -> list[str]:
+    """Return the folder to show for the interpreter; nothing if it is below /usr, or if there is none."""
+    found = find_python()
+    return [] if found is None or found[1] is None else [found[1]]
+
+
 def python_inside() -> str:
     """Return the path of the interpreter to use inside.
 

@@ -31,10 +31,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.bootstrap import ulimits
 from torchrl_agentic.sandbox.process import ServerProcess, start_command, start_server
-from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
+from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python, python_roots
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
@@ -87,16 +87,7 @@ class SeatbeltSandbox(FolderSandbox):
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to whether it is enforced here."""
-        return {
-            "cpu_seconds": True,
-            "memory_bytes": False,
-            "memory_total": False,
-            "max_processes": False,
-            "disk_bytes": True,
-            "disk_total": False,
-            "network": True,
-            "seccomp": False,
-        }
+        return enforced("cpu_seconds", "disk_bytes", "network")
 
     def fresh(self) -> SeatbeltSandbox:
         """Return a new, unopened sandbox with the same settings."""
@@ -120,33 +111,17 @@ class SeatbeltSandbox(FolderSandbox):
             await self.close()
             raise
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
+    async def _run(
+        self, argv: Sequence[str], limits: ResourceLimits, stdin: bytes | None, cwd: str | None
     ) -> SandboxResult:
-        """Run one command and wait until it ends; see `Sandbox.run`.
-
-        Args:
-            argv: The command and its arguments.
-            stdin: Standard input of the command; None for empty input.
-            cwd: Working folder, a path inside the sandbox; None for /work.
-            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
-        """
-        effective = self.limits.narrow(limits)
         folder = self._folder()
-        words = command(
-            check_argv(argv), folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=effective
-        )
-        env = env_on_host(effective, folder)
+        words = command(argv, folder=folder, cwd=os.path.join(folder, *inside(cwd or ".")), limits=limits)
+        env = env_on_host(limits, folder)
         try:
             child = await start_command(words, env=env, cwd="/", stdin=stdin, drop_root=True)
         except OSError as error:
             raise SandboxError(f"{_EXEC} cannot be started: {error}") from error
-        ended = await self._communicate(child, effective)
+        ended = await self._communicate(child, limits)
         return result_of(ended, ended.code)
 
     async def spawn(self, argv: Sequence[str]) -> ServerProcess:
@@ -183,10 +158,7 @@ def command(argv: Sequence[str], *, folder: str, cwd: str, limits: ResourceLimit
         cwd: Working folder of the command.
         limits: Limits of the command.
     """
-    found = find_python()
-    read = [*READ, *map(os.path.realpath, limits.fs_read_roots)]
-    if found is not None and found[1] is not None:
-        read.append(found[1])
+    read = [*READ, *map(os.path.realpath, limits.fs_read_roots), *python_roots()]
     services = SERVICES
     if limits.network == "full":
         read += READ_FOR_NAMES

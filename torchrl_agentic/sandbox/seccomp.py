@@ -162,8 +162,8 @@ def _program(
     return code + _runs(ends)
 
 
-def gate(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]]:
-    """Return the filter that hands calls to `inside.gate`, and the numbers of the calls that start processes.
+def notify_program(*, landlock: int, machine: str | None = None) -> tuple[bytes, list[int]]:
+    """Return the filter for `inside.seccomp_notify`, and the numbers of the calls that start processes.
 
     The other calls send signals, where Landlock does not restrict them.
 
@@ -202,7 +202,7 @@ def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespac
         "ioctl": _refusing(ARG1, (_TIOCSTI, _TIOCLINUX, *device_owner)),
         "fcntl": _refusing(ARG1, (_F_SETLEASE, _F_NOTIFY, _F_SETDELEG, *owner)),
         "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
-        # A listener of the code itself would be asked instead of the gate.
+        # A listener of the code itself would be asked instead of the supervisor.
         "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,
         "truncate": ALLOW if has_namespaces or landlock >= _TRUNCATE_COVERED else _NO,
         "pidfd_send_signal": ALLOW if landlock >= SCOPED else _NO,

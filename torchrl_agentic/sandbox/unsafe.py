@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox.base import THREATS, SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import THREATS, SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.process import ServerProcess, start_command, start_server
 from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
@@ -37,8 +37,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
         """Map each limit to False: none is enforced."""
-        names = ("cpu_seconds", "memory_bytes", "memory_total", "max_processes", "disk_bytes", "disk_total")
-        return dict.fromkeys((*names, "network", "seccomp"), False)
+        return enforced()
 
     def fresh(self) -> UnsafeSubprocessSandbox:
         """Return a new, unopened sandbox with the same settings."""
@@ -53,31 +52,17 @@ class UnsafeSubprocessSandbox(FolderSandbox):
             )
             self._workspace = Workspace(self.limits)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        cwd: str | None = None,
-        limits: ResourceLimits | None = None,
+    async def _run(
+        self, argv: Sequence[str], limits: ResourceLimits, stdin: bytes | None, cwd: str | None
     ) -> SandboxResult:
-        """Run one command and wait until it ends; see `Sandbox.run`.
-
-        Args:
-            argv: The command and its arguments.
-            stdin: Standard input of the command; None for empty input.
-            cwd: Working folder, a path inside the sandbox; None for /work.
-            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
-        """
-        effective = self.limits.narrow(limits)
         folder = self._opened().path
         start_in = os.path.join(folder, *inside(cwd or "."))
-        env = env_on_host(effective, folder)
+        env = env_on_host(limits, folder)
         try:
-            command = await start_command(check_argv(argv), env=env, cwd=start_in, stdin=stdin)
+            command = await start_command(argv, env=env, cwd=start_in, stdin=stdin)
         except OSError as error:
             return SandboxResult("", str(error), 127, 0.0)
-        ended = await self._communicate(command, effective)
+        ended = await self._communicate(command, limits)
         return result_of(ended, ended.code)
 
     async def spawn(self, argv: Sequence[str]) -> ServerProcess:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups
-from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
+from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, check_argv
 from torchrl_agentic.sandbox.cancellation import run_in_thread
 from torchrl_agentic.sandbox.process import Child, CommandProcess, CompletedCommand, communicate
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
@@ -57,6 +59,32 @@ class FolderSandbox(Sandbox):
             if group is not None:
                 group.remove(patience_s=0)
             raise SandboxError(f"the sandbox cannot be opened: {error}") from error
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        limits: ResourceLimits | None = None,
+    ) -> SandboxResult:
+        """Run one command and wait until it ends; see `Sandbox.run`.
+
+        Args:
+            argv: The command and its arguments.
+            stdin: Standard input of the command; None for empty input.
+            cwd: Working folder, a path inside the sandbox; None for /work.
+            limits: Limits of this command; they can only narrow those of the sandbox. None for those.
+        """
+        narrowed = self.limits.narrow(limits)
+        self._opened()
+        return await self._run(check_argv(argv), narrowed, stdin, cwd)
+
+    @abstractmethod
+    async def _run(
+        self, argv: Sequence[str], limits: ResourceLimits, stdin: bytes | None, cwd: str | None
+    ) -> SandboxResult:
+        """Run a command within limits that are narrowed already."""
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""

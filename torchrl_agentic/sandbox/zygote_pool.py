@@ -77,7 +77,7 @@ class ZygoteSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class ForkedTrajectory:
     """The host's part of a trajectory.
 
     Attributes:
@@ -164,7 +164,7 @@ class Zygote:
             return False
         return True
 
-    def spawn(self, trajectory: Trajectory, fds: Sequence[int]) -> None:
+    def spawn(self, trajectory: ForkedTrajectory, fds: Sequence[int]) -> None:
         """Fork a trajectory and request its supervisor to start.
 
         Args:
@@ -203,11 +203,11 @@ class ZygotePool:
     def __init__(self, spec: ZygoteSpec) -> None:
         self._spec = spec
         self._zygotes: list[Zygote] = []
-        self._spares: collections.deque[Trajectory] = collections.deque()
+        self._spares: collections.deque[ForkedTrajectory] = collections.deque()
         self._groups = None if spec.memory_bytes is None else MemoryGroups(spec.memory_bytes)
         self._lock = threading.Lock()
 
-    async def acquire(self) -> Trajectory:
+    async def acquire(self) -> ForkedTrajectory:
         """Return a new trajectory.
 
         Raises:
@@ -232,7 +232,7 @@ class ZygotePool:
             spawned.add_done_callback(self._take_back)
             raise
 
-    def _next_spare(self) -> Trajectory | None:
+    def _next_spare(self) -> ForkedTrajectory | None:
         with self._lock:
             return self._spares.popleft() if self._spares else None
 
@@ -252,7 +252,7 @@ class ZygotePool:
 
     def prepare(
         self, zygote: Zygote, n: int, handed: contextlib.ExitStack
-    ) -> tuple[list[Trajectory], list[int]]:
+    ) -> tuple[list[ForkedTrajectory], list[int]]:
         """Create what `n` trajectories of a zygote need on the host: connections and control groups.
 
         Args:
@@ -268,7 +268,7 @@ class ZygotePool:
         Raises:
             OSError: If there are too many open files, or a control group cannot be created.
         """
-        made: list[Trajectory] = []
+        made: list[ForkedTrajectory] = []
         fds: list[int] = []
         with contextlib.ExitStack() as on_error:
             on_error.callback(lambda: self.release(*made))
@@ -279,7 +279,7 @@ class ZygotePool:
                     alone.enter_context(ours)
                     group = None if self._groups is None else self._groups.take()
                     alone.pop_all()
-                made.append(Trajectory(zygote, ours, group))
+                made.append(ForkedTrajectory(zygote, ours, group))
                 with self._lock:
                     zygote.live += 1
                 fds.append(theirs.fileno())
@@ -288,7 +288,7 @@ class ZygotePool:
             on_error.pop_all()
         return made, fds
 
-    def release(self, *trajectories: Trajectory) -> None:
+    def release(self, *trajectories: ForkedTrajectory) -> None:
         """Release what trajectories that have ended used on the host.
 
         Args:
@@ -320,7 +320,7 @@ class ZygotePool:
         if self._groups is not None:
             self._groups.close()
 
-    def _take_back(self, spawned: Future[Trajectory]) -> None:
+    def _take_back(self, spawned: Future[ForkedTrajectory]) -> None:
         """Keep a trajectory as a spare if its caller was cancelled."""
         if not spawned.cancelled() and spawned.exception() is None:
             self._spares.append(spawned.result())
@@ -329,7 +329,7 @@ class ZygotePool:
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             _spawner.submit(work, *args)
 
-    def _spawn(self) -> Trajectory:
+    def _spawn(self) -> ForkedTrajectory:
         """Fork a trajectory from a zygote with room, or from a new zygote."""
         while True:
             with self._lock:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.repl import Repl, ReplDisplay, ReplResult
-from torchrl_agentic.repl.look_alikes import repl_in
+from torchrl_agentic.repl.duck_typed_repl import repl_in
 from torchrl_agentic.sandbox import Sandbox
 from torchrl_agentic.serve.fusion_protocol import (
     CommandResult,

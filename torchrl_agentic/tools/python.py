@@ -11,7 +11,7 @@ from typing import Self
 from torchrl_agentic.errors import check_seconds
 from torchrl_agentic.messages import JSON, ImagePart, Status, TextPart, ToolResult
 from torchrl_agentic.repl import Repl, ReplResult, default_repl
-from torchrl_agentic.repl.look_alikes import ensure_repl
+from torchrl_agentic.repl.duck_typed_repl import ensure_repl
 from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.sandbox_workspace import FileExchange, shared_sandbox

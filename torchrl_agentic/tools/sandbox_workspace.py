@@ -14,7 +14,7 @@ from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import FileRefPart
 from torchrl_agentic.sandbox import Sandbox, default_sandbox
 from torchrl_agentic.sandbox.base import WORK
-from torchrl_agentic.sandbox.look_alike_sandbox import ensure_template
+from torchrl_agentic.sandbox.duck_typed_sandbox import ensure_template
 from torchrl_agentic.sandbox.workspace import inside
 from torchrl_agentic.tools.base import Tool, ToolContext
 from torchrl_agentic.tools.per_trajectory import PerTrajectory

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import textwrap
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 
+from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
@@ -119,6 +120,34 @@ async def prepared_inside(
                 await process.send(b".")
                 await process.wait()
         await process.kill()
+
+
+@contextlib.contextmanager
+def never_infra(what: str = "") -> Generator[None]:
+    """Assert that the block raises no error of the sandbox: whatever happens is a result of the code.
+
+    Args:
+        what: What is tried.
+    """
+    try:
+        yield
+    except InfrastructureError as error:
+        tried = f"{what}: " if what else ""
+        raise AssertionError(f"{tried}code has caused an error of the sandbox: {error}") from None
+
+
+async def refused(work: Awaitable[object], *errors: type[Exception]) -> Exception:
+    """Assert that a call raises one of these errors, and return it.
+
+    Args:
+        work: The call.
+        errors: Types of the errors.
+    """
+    try:
+        found = await work
+    except errors as error:
+        return error
+    raise AssertionError(f"no {' or '.join(error.__name__ for error in errors)}: {found!r}")
 
 
 async def until(process: Process, end: bytes) -> bytes:

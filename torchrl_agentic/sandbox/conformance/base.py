@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
+from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
 HANG_S = 60.0
@@ -104,7 +105,7 @@ def missing_requirement(sandbox: Sandbox, need: str) -> str | None:
     return None if held else f"{sandbox.name} does not enforce {need}"
 
 
-class Group:
+class CaseGroup:
     """The cases about one subject. Its decorators register a function as a case and return it unchanged.
 
     Args:
@@ -148,6 +149,27 @@ class Group:
 
         def note(function: Callable[[Make], Awaitable[None]]) -> Callable[[Make], Awaitable[None]]:
             self._add(function, threat, needs, function)
+            return function
+
+        return note
+
+    def attacks(
+        self, threat: str | None = None, *, needs: Iterable[str] = (), before: str = ""
+    ) -> Callable[[Callable[[], str]], Callable[[], str]]:
+        """Register a function that returns attacks as a case: each is tried inside, and must be stopped.
+
+        Args:
+            threat: The threat that it tests; see `Case`.
+            needs: See `missing_requirement`.
+            before: Code to run first.
+        """
+
+        def note(function: Callable[[], str]) -> Callable[[], str]:
+            async def body(make: Make) -> None:
+                async with make() as sandbox:
+                    await check_attacks_stopped(sandbox, function(), before=before)
+
+            self._add(function, threat, needs, body)
             return function
 
         return note

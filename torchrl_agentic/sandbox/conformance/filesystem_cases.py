@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     SECRET,
     files_named,
@@ -20,7 +20,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.python_runtime import find_packages
 
-group = Group("filesystem")
+group = CaseGroup("filesystem")
 
 
 @group.case("host_files")
@@ -148,17 +148,16 @@ async def paths_through_proc_lead_to_no_other_root(sandbox: Sandbox) -> None:
         await check_attacks_stopped(sandbox, code, path=f"{folder}/secret")
 
 
-@group.case("host_files", needs=["linux"])
-async def programs_that_run_cannot_be_overwritten(sandbox: Sandbox) -> None:
+@group.attacks("host_files", needs=["linux"])
+def programs_that_run_cannot_be_overwritten() -> str:
     """The class of CVE-2019-5736."""
-    code = """
+    return """
         for pid in processes() + ['self']:
             attempt(f'{pid}/exe', lambda: os.open(f'/proc/{pid}/exe', os.O_RDWR))
             attempt(f'touch {pid}/exe', lambda: os.utime(f'/proc/{pid}/exe'))
             attempt(f'{pid}/map_files', lambda: [os.open(f'/proc/{pid}/map_files/{name}', os.O_RDWR)
                 for name in os.listdir(f'/proc/{pid}/map_files')] or expect(False))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("host_files", needs=["linux"])
@@ -203,10 +202,10 @@ async def device_nodes_cannot_be_made(sandbox: Sandbox) -> None:
     await check_attacks_stopped(sandbox, code, name=f"conformance-{new_mark()}")
 
 
-@group.case("host_files", needs=["linux"])
-async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> None:
+@group.attacks("host_files", needs=["linux"])
+def devices_are_only_those_that_every_program_needs() -> str:
     """Zero, null, random numbers and terminals, but no disk, kernel memory or virtual machine."""
-    code = """
+    return """
         import stat
         harmless = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}
         def device(path):
@@ -218,13 +217,12 @@ async def devices_are_only_those_that_every_program_needs(sandbox: Sandbox) -> N
             names[:] = [name for name in names if name != 'pts']
             for name in files: attempt(name, lambda: device(os.path.join(folder, name)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["linux"])
-async def settings_of_the_kernel_cannot_be_written(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["linux"])
+def settings_of_the_kernel_cannot_be_written() -> str:
     """By files in /proc and /sys, except those about own namespaces."""
-    code = """
+    return """
         import re
         of_ipc_and_pid = 'kernel/(msg|shm|sem$|auto_msgmni|ns_last_pid|pid_max)'
         own = re.compile(f'/proc/sys/(fs/mqueue/|net/|user/|{of_ipc_and_pid})')
@@ -242,7 +240,6 @@ async def settings_of_the_kernel_cannot_be_written(sandbox: Sandbox) -> None:
                      'fs/cgroup/release_agent', 'kernel/security/apparmor/.load'):
             attempt('/sys/' + name, lambda: os.open('/sys/' + name, os.O_WRONLY))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64"])

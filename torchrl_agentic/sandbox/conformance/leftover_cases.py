@@ -7,7 +7,7 @@ import contextlib
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import python, until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     expect_line,
@@ -17,7 +17,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("leftovers")
+group = CaseGroup("leftovers")
 
 
 DAEMONS = """

@@ -8,8 +8,8 @@ import time
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Process, Sandbox
-from torchrl_agentic.sandbox.conformance.attack_cases import until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.attack_cases import refused, until
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     expect_line,
@@ -22,7 +22,7 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("lifecycle")
+group = CaseGroup("lifecycle")
 
 
 @group.factory_case()
@@ -49,12 +49,8 @@ async def a_closed_sandbox_cannot_be_used(make: Make) -> None:
             lambda: sandbox.read_file("x"),
             lambda: sandbox.write_file("x", b""),
         ):
-            try:
-                found = await use()
-            except SandboxError as error:
-                assert "open" in str(error), error
-            else:
-                raise AssertionError(f"it gave {found}")
+            error = await refused(use(), SandboxError)
+            assert "open" in str(error), error
         await sandbox.open()
         await sandbox.close()
 

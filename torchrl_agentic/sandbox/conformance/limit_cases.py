@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, python
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
     forget_peak_memory,
@@ -21,34 +21,32 @@ from torchrl_agentic.sandbox.conformance.host_cases import (
 )
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("limits")
+group = CaseGroup("limits")
 MIB = 1 << 20
 TOGETHER = ResourceLimits(memory_bytes=200 * MIB, memory_total_bytes=256 * MIB, wall_seconds=15)
 HELD_S = 3
 """Seconds for which a process keeps memory that it should not have got."""
 
 
-@group.factory_case("cpu")
-async def processor_time_is_bounded(make: Make) -> None:
-    async with make(ResourceLimits(cpu_seconds=1, wall_seconds=30)) as sandbox:
-        result = await python(
-            sandbox, "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-        )
-        assert not result.timed_out, result
-        assert result.exit_code < 0, result
+@group.case("cpu", limits=ResourceLimits(cpu_seconds=1, wall_seconds=30))
+async def processor_time_is_bounded(sandbox: Sandbox) -> None:
+    result = await python(
+        sandbox, "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    )
+    assert not result.timed_out, result
+    assert result.exit_code < 0, result
 
 
-@group.factory_case("cpu")
-async def processor_time_of_a_child_is_bounded(make: Make) -> None:
+@group.case("cpu", limits=ResourceLimits(cpu_seconds=1, wall_seconds=30))
+async def processor_time_of_a_child_is_bounded(sandbox: Sandbox) -> None:
     code = "import os\npid = os.fork()\nwhile not pid: pass\nprint(os.waitpid(pid, 0)[1] & 127)"
-    async with make(ResourceLimits(cpu_seconds=1, wall_seconds=30)) as sandbox:
-        result = await python(sandbox, code)
-        assert not result.timed_out, result
-        assert result.exit_code < 0 or int(result.stdout) > 0, result
+    result = await python(sandbox, code)
+    assert not result.timed_out, result
+    assert result.exit_code < 0 or int(result.stdout) > 0, result
 
 
-@group.factory_case("memory")
-async def memory_of_a_process_is_bounded(make: Make) -> None:
+@group.case("memory", limits=ResourceLimits(memory_bytes=256 * MIB))
+async def memory_of_a_process_is_bounded(sandbox: Sandbox) -> None:
     code = """
         import mmap
         attempt('heap', lambda: bytearray(400 << 20))
@@ -56,8 +54,7 @@ async def memory_of_a_process_is_bounded(make: Make) -> None:
         attempt('shared', lambda: mmap.mmap(-1, 400 << 20, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
         attempt('pieces', lambda: [bytes(1 << 20) for _ in range(400)])
     """
-    async with make(ResourceLimits(memory_bytes=256 * MIB)) as sandbox:
-        await check_attacks_stopped(sandbox, code)
+    await check_attacks_stopped(sandbox, code)
 
 
 def _stopped(result: SandboxResult, at_most: int) -> None:
@@ -66,8 +63,8 @@ def _stopped(result: SandboxResult, at_most: int) -> None:
     assert result.exit_code != 0 or int(result.stdout) <= at_most, result
 
 
-@group.factory_case("memory", needs=["memory_total"])
-async def memory_of_all_processes_together_is_bounded(make: Make) -> None:
+@group.case("memory", limits=TOGETHER, needs=["memory_total"])
+async def memory_of_all_processes_together_is_bounded(sandbox: Sandbox) -> None:
     """Six of 100 MB each, under 256 MiB."""
     code = """
         import os, time
@@ -79,21 +76,19 @@ async def memory_of_all_processes_together_is_bounded(make: Make) -> None:
             children.append(pid)
         print(sum(os.waitpid(pid, 0)[1] == 0 for pid in children))
     """
-    async with make(TOGETHER) as sandbox:
-        _stopped(await python(sandbox, code, held_s=HELD_S), at_most=2)
-        assert (await sandbox.run(["true"])).exit_code == 0
+    _stopped(await python(sandbox, code, held_s=HELD_S), at_most=2)
+    assert (await sandbox.run(["true"])).exit_code == 0
 
 
-@group.factory_case("memory", needs=["memory_total"])
-async def memory_of_all_commands_together_is_bounded(make: Make) -> None:
+@group.case("memory", limits=TOGETHER, needs=["memory_total"])
+async def memory_of_all_commands_together_is_bounded(sandbox: Sandbox) -> None:
     code = "import time; block = b'x' * (100 << 20); time.sleep(held_s)"
-    async with make(TOGETHER) as sandbox:
-        results = await asyncio.gather(*(python(sandbox, code, held_s=HELD_S) for _ in range(6)))
-        assert sum(result.exit_code == 0 for result in results) <= 2, [result.exit_code for result in results]
+    results = await asyncio.gather(*(python(sandbox, code, held_s=HELD_S) for _ in range(6)))
+    assert sum(result.exit_code == 0 for result in results) <= 2, [result.exit_code for result in results]
 
 
-@group.factory_case("memory", needs=["memory_total", "linux"])
-async def memory_in_files_without_a_name_counts(make: Make) -> None:
+@group.case("memory", limits=TOGETHER, needs=["memory_total", "linux"])
+async def memory_in_files_without_a_name_counts(sandbox: Sandbox) -> None:
     """It belongs to no address space, and to no file system with a quota."""
     code = """
         import os, time
@@ -103,8 +98,7 @@ async def memory_in_files_without_a_name_counts(make: Make) -> None:
             for _ in range(50): os.write(fds[-1], bytes(1 << 20))
         time.sleep(held_s); print(len(fds))
     """
-    async with make(TOGETHER) as sandbox:
-        _stopped(await python(sandbox, code, held_s=HELD_S), at_most=5)
+    _stopped(await python(sandbox, code, held_s=HELD_S), at_most=5)
 
 
 HIDDEN = """
@@ -142,7 +136,7 @@ def unmapped():
     address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     kept.append(area)
     expect(libc.munmap(ctypes.c_void_p(address + 4096), ctypes.c_size_t(SIZE - 4096)))
-class Piece(ctypes.Structure):
+class Iovec(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]
 def pinned():
     area = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -151,7 +145,7 @@ def pinned():
     address = -(-ctypes.addressof(ctypes.c_char.from_buffer(area)) // (2 << 20)) * (2 << 20)
     for at in range(0, SIZE, 2 << 20):
         pipe = os.pipe(); kept.append((pipe, area))
-        expect(libc.vmsplice(pipe[1], ctypes.byref(Piece(address, 4096)), 1, 0))
+        expect(libc.vmsplice(pipe[1], ctypes.byref(Iovec(address, 4096)), 1, 0))
 def sent():
     size = 0
     while size < SIZE:
@@ -181,10 +175,9 @@ print(taken >> 20)
 """Ways to take up to 400 MiB, in pieces of 8 MiB, that the sizes of processes do not show."""
 
 
-def _hides(way: str) -> Callable[[Make], Awaitable[None]]:
-    async def case(make: Make) -> None:
-        async with make(TOGETHER) as sandbox:
-            _stopped(await python(sandbox, HIDDEN, way=way, held_s=HELD_S), at_most=256)
+def _hides(way: str) -> Callable[[Sandbox], Awaitable[None]]:
+    async def case(sandbox: Sandbox) -> None:
+        _stopped(await python(sandbox, HIDDEN, way=way, held_s=HELD_S), at_most=256)
 
     return case
 
@@ -202,7 +195,7 @@ for _way, _name in {
 }.items():
     _case = _hides(_way)
     _case.__name__ = f"memory_in_{_name.replace(' ', '_')}_counts"
-    group.factory_case("memory", needs=["memory_total", "linux"])(_case)
+    group.case("memory", limits=TOGETHER, needs=["memory_total", "linux"])(_case)
 
 
 @group.case("memory", needs=["linux"])
@@ -239,16 +232,15 @@ print(made)
 FEW = ResourceLimits(max_processes=16, wall_seconds=10)
 
 
-@group.factory_case("processes")
-async def processes_are_bounded(make: Make) -> None:
+@group.case("processes", limits=FEW)
+async def processes_are_bounded(sandbox: Sandbox) -> None:
     """Starts 40 sleeping children, of which some, and at most 16, can be created."""
-    async with make(FEW) as sandbox:
-        result = await python(sandbox, FORKS)
-        assert 4 < int(result.stdout) < 16, result
+    result = await python(sandbox, FORKS)
+    assert 4 < int(result.stdout) < 16, result
 
 
-@group.factory_case("processes")
-async def threads_are_bounded(make: Make) -> None:
+@group.case("processes", limits=FEW)
+async def threads_are_bounded(sandbox: Sandbox) -> None:
     code = """
         import threading, os
         made = 0
@@ -258,27 +250,25 @@ async def threads_are_bounded(make: Make) -> None:
         except RuntimeError: pass
         print(made, flush=True); os._exit(0)
     """
-    async with make(FEW) as sandbox:
-        result = await python(sandbox, code)
-        assert 4 < int(result.stdout) < 16, result
+    result = await python(sandbox, code)
+    assert 4 < int(result.stdout) < 16, result
 
 
-@group.factory_case("processes")
-async def a_fork_bomb_ends_with_its_command(make: Make) -> None:
-    await processes_are_bounded(make)
+@group.case("processes", limits=FEW)
+async def a_fork_bomb_ends_with_its_command(sandbox: Sandbox) -> None:
+    await processes_are_bounded(sandbox)
     mark = new_mark()
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    async with make(FEW) as sandbox:
-        limits = replace(FEW, wall_seconds=0.7)
-        result = await sandbox.run([*sandbox.python_argv, "-c", bomb, mark], limits=limits)
-        assert result.timed_out, result
-        await check_gone(mark)
-        result = await python(sandbox, FORKS)
-        assert int(result.stdout) > 4, f"no more processes can be started: {result}"
+    limits = replace(FEW, wall_seconds=0.7)
+    result = await sandbox.run([*sandbox.python_argv, "-c", bomb, mark], limits=limits)
+    assert result.timed_out, result
+    await check_gone(mark)
+    result = await python(sandbox, FORKS)
+    assert int(result.stdout) > 4, f"no more processes can be started: {result}"
 
 
-@group.factory_case("file_size")
-async def the_size_of_a_file_is_bounded(make: Make) -> None:
+@group.case("file_size", limits=ResourceLimits(disk_bytes=MIB))
+async def the_size_of_a_file_is_bounded(sandbox: Sandbox) -> None:
     code = """
         import signal
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -291,15 +281,14 @@ async def the_size_of_a_file_is_bounded(make: Make) -> None:
             allocate = lambda: os.posix_fallocate(os.open(place + '/full', 66), 0, 3_000_000)
             attempt('allocate ' + place, allocate)
     """
-    async with make(ResourceLimits(disk_bytes=MIB)) as sandbox:
-        await check_attacks_stopped(sandbox, code)
-        await sandbox.run(["sh", "-c", "head -c 3000000 /dev/zero > big"])
-        if sandbox.files:
-            assert len(await sandbox.read_file("big")) <= MIB
+    await check_attacks_stopped(sandbox, code)
+    await sandbox.run(["sh", "-c", "head -c 3000000 /dev/zero > big"])
+    if sandbox.files:
+        assert len(await sandbox.read_file("big")) <= MIB
 
 
-@group.factory_case("file_size", needs=["disk_total"])
-async def all_files_together_are_bounded(make: Make) -> None:
+@group.case("file_size", limits=ResourceLimits(disk_total_bytes=2 * MIB), needs=["disk_total"])
+async def all_files_together_are_bounded(sandbox: Sandbox) -> None:
     """Fills each writable place, the first one in part."""
     code = """
         import os
@@ -315,15 +304,14 @@ async def all_files_together_are_bounded(make: Make) -> None:
         for place in ('/tmp', '/dev/shm', '/dev', '/var/tmp', '/run', '/work'):
             print(place, fill(place, 'rest', 200))
     """
-    async with make(ResourceLimits(disk_total_bytes=2 * MIB)) as sandbox:
-        result = await python(sandbox, code)
-        sizes = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()}
-        assert sizes["part"] > MIB, result
-        assert sum(sizes.values()) <= 2.2 * MIB, f"under 2 MiB: {sizes}"
+    result = await python(sandbox, code)
+    sizes = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()}
+    assert sizes["part"] > MIB, result
+    assert sum(sizes.values()) <= 2.2 * MIB, f"under 2 MiB: {sizes}"
 
 
-@group.factory_case("file_size", needs=["disk_total"])
-async def the_number_of_files_is_bounded(make: Make) -> None:
+@group.case("file_size", limits=ResourceLimits(disk_total_bytes=2 * MIB), needs=["disk_total"])
+async def the_number_of_files_is_bounded(sandbox: Sandbox) -> None:
     code = """
         import os
         for place in ('/work', '/tmp', '/dev/shm', '/dev'):
@@ -334,12 +322,11 @@ async def the_number_of_files_is_bounded(make: Make) -> None:
             for number in range(made): os.unlink(f'{place}/n{number}')
             print(place, made)
     """
-    async with make(ResourceLimits(disk_total_bytes=2 * MIB)) as sandbox:
-        result = await python(sandbox, code)
-        made = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()}
-        over = {place: number for place, number in made.items() if number >= 20_000}
-        assert "/work" in made, result
-        assert not over, f"unlimited files: {over}"
+    result = await python(sandbox, code)
+    made = {line.split()[0]: int(line.split()[1]) for line in result.stdout.splitlines()}
+    over = {place: number for place, number in made.items() if number >= 20_000}
+    assert "/work" in made, result
+    assert not over, f"unlimited files: {over}"
 
 
 @group.case(needs=["seccomp"])
@@ -418,15 +405,14 @@ async def a_flood_on_both_streams_costs_the_trainer_no_memory(sandbox: Sandbox) 
     assert grown < 20 * MIB, f"the trainer grew by {grown >> 20} MiB"
 
 
-@group.factory_case("memory")
-async def a_call_cannot_widen_its_limits(make: Make) -> None:
-    async with make(ResourceLimits(memory_bytes=256 * MIB, output_bytes=1000, wall_seconds=5)) as sandbox:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            wide = ResourceLimits(memory_bytes=None, output_bytes=1 << 30, wall_seconds=None)
-            result = await python(sandbox, "print('x' * 10_000); y = bytearray(400 << 20)", limits=wide)
-        assert "MemoryError" in result.stderr, result
-        assert len(result.stdout) < 2000, result
+@group.case("memory", limits=ResourceLimits(memory_bytes=256 * MIB, output_bytes=1000, wall_seconds=5))
+async def a_call_cannot_widen_its_limits(sandbox: Sandbox) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        wide = ResourceLimits(memory_bytes=None, output_bytes=1 << 30, wall_seconds=None)
+        result = await python(sandbox, "print('x' * 10_000); y = bytearray(400 << 20)", limits=wide)
+    assert "MemoryError" in result.stderr, result
+    assert len(result.stdout) < 2000, result
 
 
 @group.case("file_size")

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Generator
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside
-from torchrl_agentic.sandbox.conformance.base import Group, Make
+from torchrl_agentic.sandbox.conformance.base import CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("network")
+group = CaseGroup("network")
 LOOPBACK = ResourceLimits(network="loopback")
 CONNECT = """
 import socket
@@ -92,15 +92,14 @@ async def datagrams_do_not_arrive_at_the_host(sandbox: Sandbox) -> None:
         assert _empty(box), "a datagram has arrived"
 
 
-@group.case("network")
-async def names_cannot_be_looked_up(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("network", before=CONNECT)
+def names_cannot_be_looked_up() -> str:
+    return """
         for name in ('example.com', 'metadata.google.internal'):
             attempt(name, lambda: socket.getaddrinfo(name, 80))
         for server in ('127.0.0.53', '1.1.1.1', '8.8.8.8', '169.254.169.254'):
             attempt(server, lambda: connect('AF_INET', 'SOCK_DGRAM', (server, 53)))
     """
-    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network")
@@ -139,30 +138,28 @@ async def abstract_sockets_of_the_host_are_out_of_reach(sandbox: Sandbox) -> Non
         assert _empty(box), "a datagram has arrived"
 
 
-@group.case("network", needs=["linux"])
-async def raw_and_packet_sockets_cannot_be_opened(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("network", needs=["linux"], before=CONNECT)
+def raw_and_packet_sockets_cannot_be_opened() -> str:
+    return """
         for family, kind, protocol in ((2, 3, 1), (2, 3, 255), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x300)):
             attempt(f'{family} {kind} {protocol}', lambda: socket.socket(family, kind, protocol))
     """
-    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
-@group.case("network", needs=["linux", "seccomp"])
-async def only_families_of_sockets_that_were_granted_can_be_opened(sandbox: Sandbox) -> None:
+@group.attacks("network", needs=["linux", "seccomp"], before=CONNECT)
+def only_families_of_sockets_that_were_granted_can_be_opened() -> str:
     """Without a network none, in particular not those of kernel services or virtual machines."""
-    code = """
+    return """
         for family in range(1, 47):
             for kind in (1, 2, 3, 5):
                 attempt(f'family {family}, kind {kind}', lambda: socket.socket(family, kind, 0))
     """
-    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
-@group.case("network", needs=["linux", "seccomp"])
-async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
+@group.attacks("network", needs=["linux", "seccomp"], before=CONNECT)
+def pairs_of_sockets_are_of_this_machine_alone() -> str:
     """The filter answers for other families, before the kernel creates a socket or loads a module for it."""
-    code = """
+    return """
         import errno
         def reached(family, kind):
             try: socket.socketpair(family, kind)
@@ -173,12 +170,11 @@ async def pairs_of_sockets_are_of_this_machine_alone(sandbox: Sandbox) -> None:
                 attempt(f'family {family}, kind {kind}', lambda: expect(reached(family, kind)))
         socket.socketpair()
     """
-    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
-@group.case("network", needs=["linux"])
-async def the_hosts_virtual_machine_and_kernel_do_not_answer(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("network", needs=["linux"], before=CONNECT)
+def the_hosts_virtual_machine_and_kernel_do_not_answer() -> str:
+    return """
         import array, fcntl
         def ask_netlink():
             s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); s.bind((0, 0))
@@ -189,7 +185,6 @@ async def the_hosts_virtual_machine_and_kernel_do_not_answer(sandbox: Sandbox) -
         attempt('vsock device', lambda: os.open('/dev/vsock', os.O_RDONLY))
         attempt('tun', lambda: os.open('/dev/net/tun', os.O_RDWR))
     """
-    await check_attacks_stopped(sandbox, code, before=CONNECT)
 
 
 @group.case("network", needs=["linux"])

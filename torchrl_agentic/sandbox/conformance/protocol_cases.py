@@ -10,12 +10,12 @@ import random
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
-from torchrl_agentic.sandbox.conformance.attack_cases import python, until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.attack_cases import python, refused, until
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, files_named, host_folder, new_mark
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("protocol")
+group = CaseGroup("protocol")
 MEANT_AS_OPTIONS = (
     ["--bind", "/", "/", "touch"], ["--"], ["-c", "id"], ["--help"], ["--version"], ["--args", "0"], ["-e"],
     ["--cap-add", "ALL", "id"], ["--reuid=0", "id"], ["--privileged", "id"], ["-i", "id"], [""], ["=x", "id"],
@@ -61,11 +61,7 @@ async def a_file_that_is_not_a_program_is_the_models_mistake(sandbox: Sandbox) -
 @group.case()
 async def an_invalid_command_is_refused(sandbox: Sandbox) -> None:
     for argv in ([], ["a\0b"], ["\ud800"], ["echo", "a\0b"], ["echo", "\udcff"], "echo"):
-        try:
-            result = await sandbox.run(argv)
-        except ValueError:
-            continue
-        raise AssertionError(f"{argv!r} gave {result}")
+        await refused(sandbox.run(argv), ValueError)
 
 
 @group.case()
@@ -179,11 +175,7 @@ async def a_missing_folder_is_the_models_mistake(sandbox: Sandbox) -> None:
 @group.case()
 async def a_folder_outside_of_work_is_refused(sandbox: Sandbox) -> None:
     for cwd in ("/", "/tmp", "..", "/work/../etc", "a/../..", "/proc/self/cwd", "a\0b"):
-        try:
-            result = await sandbox.run(["pwd"], cwd=cwd)
-        except PermissionError:
-            continue
-        raise AssertionError(f"{cwd!r} gave {result}")
+        await refused(sandbox.run(["pwd"], cwd=cwd), PermissionError)
 
 
 @group.case("host_files", needs=["files"])
@@ -196,10 +188,9 @@ async def a_folder_that_is_a_link_leads_to_nothing_of_the_hosts(sandbox: Sandbox
         assert not (folder / "planted").exists()
 
 
-@group.factory_case()
-async def the_environment_is_the_one_in_the_limits(make: Make) -> None:
-    async with make(ResourceLimits(env={"PATH": "/usr/bin:/bin", "A": "b\n$(id)"})) as sandbox:
-        printed = (await sandbox.run(["env", "-0"])).stdout.split("\0")
+@group.case(limits=ResourceLimits(env={"PATH": "/usr/bin:/bin", "A": "b\n$(id)"}))
+async def the_environment_is_the_one_in_the_limits(sandbox: Sandbox) -> None:
+    printed = (await sandbox.run(["env", "-0"])).stdout.split("\0")
     found = {line.partition("=")[0]: line.partition("=")[2] for line in printed if line}
     assert found["A"] == "b\n$(id)", found
     assert set(found) <= {"A", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "HOME", "HOSTNAME"}, found

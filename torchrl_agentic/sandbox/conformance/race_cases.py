@@ -11,10 +11,10 @@ from typing import Any
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import until
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import SECRET, host_folder
 
-group = Group("races")
+group = CaseGroup("races")
 
 
 RACES = 200

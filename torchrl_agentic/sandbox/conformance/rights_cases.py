@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
-from torchrl_agentic.sandbox.conformance.base import Group
+from torchrl_agentic.sandbox.conformance.base import CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
     expect_line,
     oom_score_adj,
     trainer,
 )
 
-group = Group("rights")
+group = CaseGroup("rights")
 
 
 @group.case("privileges", needs=["linux"])
@@ -41,9 +41,9 @@ async def a_process_has_no_privileges(sandbox: Sandbox) -> None:
         assert used == "2" or not sandbox.limits_enforced.get("seccomp"), f"no system call filter: {used}"
 
 
-@group.case("privileges")
-async def the_user_cannot_be_changed(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges")
+def the_user_cannot_be_changed() -> str:
+    return """
         for name in ('setuid', 'setgid', 'seteuid', 'setegid'): attempt(name, lambda: getattr(os, name)(0))
         for name in ('setreuid', 'setregid'): attempt(name, lambda: getattr(os, name)(0, 0))
         for name in ('setresuid', 'setresgid'): attempt(name, lambda: getattr(os, name)(0, 0, 0))
@@ -51,12 +51,11 @@ async def the_user_cannot_be_changed(sandbox: Sandbox) -> None:
         attempt('setuid 65533', lambda: os.setuid(65533))
         attempt('chown', lambda: (open('mine', 'w'), os.chown('mine', 0, 0)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["x86_64"])
-async def capabilities_cannot_be_taken(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["x86_64"])
+def capabilities_cannot_be_taken() -> str:
+    return """
         import struct
         header, one = struct.pack('<Ii', 0x20080522, 0), 1 << 21
         for bits in (1 << 7, 1 << 12, one, 0xffffffff):
@@ -64,12 +63,11 @@ async def capabilities_cannot_be_taken(sandbox: Sandbox) -> None:
         attempt('ambient', lambda: syscall(157, 47, 2, 21, 0, 0))
         attempt('keep', lambda: (syscall(157, 38, 0, 0, 0, 0)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["linux"])
-async def setuid_programs_give_no_rights(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["linux"])
+def setuid_programs_give_no_rights() -> str:
+    return """
         import shutil, subprocess
         pipe = subprocess.PIPE
         def user(argv):
@@ -85,7 +83,6 @@ async def setuid_programs_give_no_rights(sandbox: Sandbox) -> None:
             os.chown('mine', 0, 0); os.chmod('mine', 0o6755); user(['./mine', '9'])
         attempt('chmod', give)
     """
-    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["x86_64"])
@@ -108,9 +105,9 @@ async def no_namespace_can_be_made(sandbox: Sandbox) -> None:
     assert (await sandbox.run(["unshare", "-Ur", "true"])).exit_code != 0
 
 
-@group.case("privileges", needs=["x86_64"])
-async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["x86_64"])
+def no_other_namespace_can_be_entered() -> str:
+    return """
         def enter(path):
             fd = os.open(path, os.O_RDONLY); syscall(308, fd, 0)
         for pid in processes() + ['self']:
@@ -121,13 +118,12 @@ async def no_other_namespace_can_be_entered(sandbox: Sandbox) -> None:
             for request in (0xb701, 0xb702): fcntl.ioctl(os.open('/proc/self/ns/user', os.O_RDONLY), request)
         attempt('the parent of the namespace', parent)
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["x86_64", "seccomp"])
-async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["x86_64", "seccomp"])
+def the_memory_and_files_of_others_cannot_be_taken() -> str:
     """Not even those of its own child, and not those of process 1."""
-    code = """
+    return """
         import struct, threading
         word = ctypes.create_string_buffer(8)
         local = struct.pack('<QQ', ctypes.addressof(word), 8)
@@ -147,13 +143,12 @@ async def the_memory_and_files_of_others_cannot_be_taken(sandbox: Sandbox) -> No
         attempt('ptrace me', lambda: syscall(101, 0, 0, 0, 0))
         os.kill(child, 9)
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["linux", "seccomp"])
-async def no_process_that_can_be_written_into_has_more_rights(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["linux", "seccomp"])
+def no_process_that_can_be_written_into_has_more_rights() -> str:
     """A process that can write the memory of another, by /proc, has its rights."""
-    code = """
+    return """
         def take(pid):
             os.close(os.open(f'/proc/{pid}/mem', os.O_WRONLY))
             fields = dict(line.split(':') for line in open(f'/proc/{pid}/status') if line.count(':') == 1)
@@ -161,25 +156,23 @@ async def no_process_that_can_be_written_into_has_more_rights(sandbox: Sandbox) 
             expect(held != (2, 1, 0))
         for pid in processes(): attempt(pid, lambda: take(pid))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["x86_64", "seccomp"])
-async def keyrings_cannot_be_used(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["x86_64", "seccomp"])
+def keyrings_cannot_be_used() -> str:
+    return """
         for ring in (-1, -2, -3, -4, -5):
             attempt(f'add_key {ring}', lambda: syscall(248, b'user', b'planted', b'x', 1, ring))
             attempt(f'keyctl {ring}', lambda: syscall(250, 0, ring, 1))
         attempt('join', lambda: syscall(250, 1, None))
         attempt('request_key', lambda: syscall(249, b'user', b'planted', None, -2))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["x86_64", "seccomp"])
-async def parts_of_the_kernel_that_only_attacks_need_are_denied(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["x86_64", "seccomp"])
+def parts_of_the_kernel_that_only_attacks_need_are_denied() -> str:
     """With valid arguments, so that a kernel that allows them succeeds."""
-    code = """
+    return """
         import struct
         attempt('io_uring_setup', lambda: syscall(425, 8, bytes(120)))
         array = struct.pack('<IIII', 2, 4, 8, 1).ljust(120, bytes(1))
@@ -201,12 +194,11 @@ async def parts_of_the_kernel_that_only_attacks_need_are_denied(sandbox: Sandbox
         attempt('mbind', lambda: syscall(237, 0, 0, 0, None, 0, 0))
         attempt('get_mempolicy', lambda: syscall(239, None, None, 0, 0, 0))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("host_processes", needs=["seccomp", "x86_64"])
-async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("host_processes", needs=["seccomp", "x86_64"])
+def files_that_others_open_cannot_be_watched() -> str:
+    return """
         import fcntl
         for name, number in dict(inotify_init=253, inotify_init1=294, fanotify_init=300).items():
             attempt(name, lambda: syscall(number, 0, 0))
@@ -215,23 +207,21 @@ async def files_that_others_open_cannot_be_watched(sandbox: Sandbox) -> None:
         attempt('lease', lambda: fcntl.fcntl(os.open('mine', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK))
         attempt('dnotify', lambda: fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["seccomp", "x86_64"])
-async def accounts_of_the_whole_machine_cannot_be_used_up(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["seccomp", "x86_64"])
+def accounts_of_the_whole_machine_cannot_be_used_up() -> str:
+    return """
         context = ctypes.create_string_buffer(8)
         attempt('io_setup', lambda: syscall(206, 128, context))
         attempt('io_uring', lambda: syscall(425, 8, ctypes.create_string_buffer(120)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["seccomp", "x86_64"])
-async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["seccomp", "x86_64"])
+def newer_forms_of_denied_calls_are_denied() -> str:
     """By the filter, whatever their arguments."""
-    code = """
+    return """
         import errno
         def denied(number):
             try: syscall(number, -1, -1, -1, -1)
@@ -240,25 +230,23 @@ async def newer_forms_of_denied_calls_are_denied(sandbox: Sandbox) -> None:
                      statmount=457, listmount=458, lsm_get_self_attr=459, open_tree_attr=467, listns=470)
         for name, number in calls.items(): attempt(name, lambda: expect(not denied(number)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["seccomp", "x86_64"])
-async def unknown_calls_do_not_exist(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["seccomp", "x86_64"])
+def unknown_calls_do_not_exist() -> str:
+    return """
         import errno
         def exists(number):
             try: syscall(number, -1, -1, -1, -1)
             except OSError as error: return error.errno != errno.ENOSYS
         for number in (*range(471, 512), 1000, 1 << 20, -1): attempt(number, lambda: expect(exists(number)))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["seccomp", "x86_64"])
-async def priorities_of_the_supervisor_cannot_be_changed(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["seccomp", "x86_64"])
+def priorities_of_the_supervisor_cannot_be_changed() -> str:
     """Those of process 1 and of the parent, which may run as the same user."""
-    code = """
+    return """
         import resource
         for pid in {os.getppid(), 1} - {0, os.getpid()}:
             attempt(f'nice {pid}', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
@@ -269,7 +257,6 @@ async def priorities_of_the_supervisor_cannot_be_changed(sandbox: Sandbox) -> No
         attempt('group', lambda: os.setpriority(os.PRIO_PGRP, 0, 19))
         attempt('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("file_locks")
@@ -285,10 +272,10 @@ async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None
                 raise AssertionError("a lock from inside holds outside") from None
 
 
-@group.case("privileges", needs=["x86_64"])
-async def the_machine_cannot_be_reconfigured(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["x86_64"])
+def the_machine_cannot_be_reconfigured() -> str:
     """Each call is harmless if it succeeds."""
-    code = """
+    return """
         import struct, fcntl
         def now(parts): return struct.pack('<QQ', *divmod(time.time_ns() * parts // 10 ** 9, parts))
         attempt('clock_settime', lambda: syscall(227, 0, now(10 ** 9)))
@@ -309,13 +296,12 @@ async def the_machine_cannot_be_reconfigured(sandbox: Sandbox) -> None:
         attempt('quotactl', lambda: syscall(179, 0x80000200, b'/dev/vda', 0, None))
         attempt('reboot', lambda: syscall(169, 0, 0, 0, None))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["x86_64", "seccomp"])
-async def other_numbers_of_system_calls_lead_no_further(sandbox: Sandbox) -> None:
+@group.attacks("privileges", needs=["x86_64", "seccomp"])
+def other_numbers_of_system_calls_lead_no_further() -> str:
     """Those of 32-bit programs by `int 0x80`, those of x32, and requests whose upper half is not zero."""
-    code = r"""
+    return r"""
         import mmap
         def by_interrupt(number, first):
             page = mmap.mmap(-1, 4096, prot=7)
@@ -330,12 +316,11 @@ async def other_numbers_of_system_calls_lead_no_further(sandbox: Sandbox) -> Non
         for request in (0x5412, 0x100005412, 0xffffffff00005412 - (1 << 64), 0x541c, 0x10000541c):
             attempt(f'ioctl {request:x}', lambda: syscall(16, os.openpty()[1], request, b'x'))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
-@group.case("privileges", needs=["max_processes", "linux"])
-async def limits_cannot_be_raised(sandbox: Sandbox) -> None:
-    code = """
+@group.attacks("privileges", needs=["max_processes", "linux"])
+def limits_cannot_be_raised() -> str:
+    return """
         import resource
         endless = resource.RLIM_INFINITY
         def put(who, kind, value):
@@ -350,7 +335,6 @@ async def limits_cannot_be_raised(sandbox: Sandbox) -> None:
                 for value in (hard + 1, endless): attempt(f'{name} of {who}', lambda: put(who, kind, value))
         attempt('no limit of processes', lambda: expect(resource.getrlimit(resource.RLIMIT_NPROC)[1] < 0))
     """
-    await check_attacks_stopped(sandbox, code)
 
 
 @group.case("privileges", needs=["linux"])

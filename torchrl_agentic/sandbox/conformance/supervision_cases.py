@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 
-from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
-from torchrl_agentic.sandbox.conformance.attack_cases import python
-from torchrl_agentic.sandbox.conformance.base import HANG_S, Group, Make
+from torchrl_agentic.sandbox.conformance.attack_cases import never_infra, python
+from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 
-group = Group("supervision")
+group = CaseGroup("supervision")
 
 FILL = """
 import os, time
@@ -42,11 +41,9 @@ async def a_command_that_kills_all_that_it_can_is_answered(sandbox: Sandbox) -> 
         if number == "KILL" or prefix
     ]
     for command in commands:
-        try:
+        with never_infra(command):
             result = await sandbox.run(["sh", "-c", command], limits=ResourceLimits(wall_seconds=3))
             await _goes_on(sandbox)
-        except SandboxError as error:
-            raise AssertionError(f"{command}: {error}") from None
         assert isinstance(result, SandboxResult)
 
 
@@ -55,35 +52,39 @@ async def a_long_lived_process_that_kills_all_that_it_can_is_answered(sandbox: S
     for target in ("$PPID", "-1", "0"):
         process = await sandbox.spawn(["sh", "-c", f"read line; kill -9 {target}; kill -9 $$"])
         try:
-            await process.send(b"\n")
-            async with asyncio.timeout(HANG_S):
-                while await process.receive():
-                    pass
-                assert await process.wait()
-            await _goes_on(sandbox)
-        except SandboxError as error:
-            raise AssertionError(f"kill -9 {target}: {error}") from None
+            with never_infra(f"kill -9 {target}"):
+                await process.send(b"\n")
+                async with asyncio.timeout(HANG_S):
+                    while await process.receive():
+                        pass
+                    assert await process.wait()
+                await _goes_on(sandbox)
         finally:
             await process.kill()
 
 
-@group.factory_case("memory", needs=["memory_total", "linux"])
-async def commands_that_take_all_memory_are_answered(make: Make) -> None:
+async def _goes_on_beside(sandbox: Sandbox, *programs: str) -> None:
+    """Assert that commands start while programs fill the sandbox, and that it works afterwards."""
+    with never_infra():
+        fills = [asyncio.create_task(python(sandbox, program)) for program in programs]
+        while not all(task.done() for task in fills):
+            await sandbox.run(["true"])
+        await asyncio.gather(*fills)
+        await _goes_on(sandbox)
+
+
+@group.case(
+    "memory",
+    limits=ResourceLimits(memory_total_bytes=256 << 20, memory_bytes=220 << 20, wall_seconds=15),
+    needs=["memory_total", "linux"],
+)
+async def commands_that_take_all_memory_are_answered(sandbox: Sandbox) -> None:
     """Two at once, while others start and files are read."""
-    limits = ResourceLimits(memory_total_bytes=256 << 20, memory_bytes=220 << 20, wall_seconds=15)
-    async with make(limits) as sandbox:
-        try:
-            fills = [asyncio.create_task(python(sandbox, FILL)) for _ in range(2)]
-            while not all(task.done() for task in fills):
-                await sandbox.run(["true"])
-            await asyncio.gather(*fills)
-            await _goes_on(sandbox)
-        except SandboxError as error:
-            raise AssertionError(f"code has caused an error of the sandbox: {error}") from None
+    await _goes_on_beside(sandbox, FILL, FILL)
 
 
-@group.factory_case(needs=["max_processes"])
-async def commands_that_leave_no_room_for_processes_are_answered(make: Make) -> None:
+@group.case(limits=ResourceLimits(max_processes=16, wall_seconds=5), needs=["max_processes"])
+async def commands_that_leave_no_room_for_processes_are_answered(sandbox: Sandbox) -> None:
     code = """
         import os, time
         made = 0
@@ -94,12 +95,4 @@ async def commands_that_leave_no_room_for_processes_are_answered(make: Make) -> 
         except OSError: pass
         time.sleep(1)
     """
-    async with make(ResourceLimits(max_processes=16, wall_seconds=5)) as sandbox:
-        try:
-            fill = asyncio.create_task(python(sandbox, code))
-            while not fill.done():
-                await sandbox.run(["true"])
-            await fill
-            await _goes_on(sandbox)
-        except SandboxError as error:
-            raise AssertionError(f"code has caused an error of the sandbox: {error}") from None
+    await _goes_on_beside(sandbox, code)

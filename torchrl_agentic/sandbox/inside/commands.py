@@ -20,7 +20,7 @@ _KILLED = (None, -signal.SIGKILL, 128 + signal.SIGKILL)
 _NAMESPACES = namespaces.NEW_USER | namespaces.NEW_MOUNT | namespaces.NEW_PID
 
 
-class Command:
+class RunningCommand:
     """A running command or server.
 
     Args:
@@ -54,7 +54,7 @@ class Commands:
     def __init__(
         self, reactor: Reactor, settings: Header, program: bytes, group: MemoryCgroup | None = None
     ) -> None:
-        self.running: dict[int, Command] = {}
+        self.running: dict[int, RunningCommand] = {}
         self.has_neighbours: Callable[[], bool] = bool
         self._group = group
         self._reactor, self._settings, self._program = reactor, settings, program
@@ -79,7 +79,7 @@ class Commands:
             )
         for fd in (*handed, ends, *(pipe.end for pipe in pipes)):
             os.close(fd)
-        command = self.running[header["id"]] = Command(pid, status, answer)
+        command = self.running[header["id"]] = RunningCommand(pid, status, answer)
         command.pipes = pipes
         command.kills_before = 0 if self._group is None else self._group.kills()
         self._reactor.on_exit(pid, lambda _: self._ended(header["id"], command))
@@ -99,12 +99,12 @@ class Commands:
         for command in list(self.running.values()):
             self._kill(command, "cancelled")
 
-    def _kill(self, command: Command, why: str) -> None:
+    def _kill(self, command: RunningCommand, why: str) -> None:
         command.stopped = command.stopped or why
         with contextlib.suppress(ProcessLookupError):
             os.kill(command.pid, signal.SIGKILL)
 
-    def _ended(self, number: int, command: Command) -> None:
+    def _ended(self, number: int, command: RunningCommand) -> None:
         del self.running[number]
         for timer in command.timers.values():
             timer.cancel()
@@ -125,11 +125,11 @@ class Commands:
         }
         command.answer(header, *(data for data, _ in kept))
 
-    def _watch_memory(self, command: Command) -> None:
+    def _watch_memory(self, command: RunningCommand) -> None:
         if self._settings.get("memory_total_bytes"):
             command.timers["memory"] = self._reactor.after(WATCH_S, lambda: self._weigh(command))
 
-    def _weigh(self, command: Command) -> None:
+    def _weigh(self, command: RunningCommand) -> None:
         cap = self._settings["memory_total_bytes"]
         alone = (
             len(self.running) == 1 and not self.has_neighbours()
@@ -139,7 +139,7 @@ class Commands:
         else:
             self._watch_memory(command)
 
-    def _has_killed(self, command: Command) -> bool:
+    def _has_killed(self, command: RunningCommand) -> bool:
         """Return whether the kernel killed a process because of the memory limit while the command ran."""
         return self._group is not None and self._group.kills() > command.kills_before
 

@@ -18,7 +18,7 @@ import struct
 import sys
 
 from torchrl_agentic.sandbox.inside import orphans, rights
-from torchrl_agentic.sandbox.inside.gate import Gate
+from torchrl_agentic.sandbox.inside.seccomp_notify import SeccompNotify
 
 TYPE_CHECKING = False  # the import of typing takes longer than all others together
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         tcp: bool
         version: int
         filter: bytes
-        gate: bytes
+        notify: bytes
         starts: list[int]
         entrance: int | None
         max_processes: int | None
@@ -76,33 +76,33 @@ def main() -> NoReturn:
     if order["entrance"] is not None:
         os.close(order["entrance"])
     theirs.close()
-    gate = Gate(_received_fd(ours), order["starts"], order["max_processes"])
+    notify = SeccompNotify(_received_fd(ours), order["starts"], order["max_processes"])
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     try:
-        code = _supervise(pid, gate, awake, told_to_end)
+        code = _supervise(pid, notify, awake, told_to_end)
     finally:
         # In this order: while processes can start others, some may do so faster than they are killed.
-        gate.close()
+        notify.close()
         orphans.kill_all()
     if code is not None and order["status_fd"] is not None:
         os.write(order["status_fd"], b".")
     _end_as(code or 0)
 
 
-def _supervise(pid: int, gate: Gate, awake: int, told_to_end: list[int]) -> int | None:
-    """Answer calls of the gate until the command has ended. Return its exit code, or None if told to end."""
+def _supervise(pid: int, notify: SeccompNotify, awake: int, told_to_end: list[int]) -> int | None:
+    """Answer the listened calls until the command has ended. Return its exit code, or None if told to end."""
     poll = select.poll()
     poll.register(awake, select.POLLIN)
-    poll.register(gate.fd, select.POLLIN)
+    poll.register(notify.fd, select.POLLIN)
     code = None
     while code is None and not told_to_end:
         for fd, events in poll.poll():
             if fd == awake:
                 os.read(awake, 512)
             elif events & select.POLLIN:
-                gate.answer()
+                notify.answer()
             elif events & select.POLLHUP:
                 poll.unregister(fd)  # no process is left that could make a call
             # Otherwise a signal interrupted the kernel; the next poll has the answer.
@@ -141,7 +141,7 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
             version=order["version"],
         )
         # First, because the filter prevents the command from listening itself.
-        listener = rights.install_seccomp(order["gate"], listen=True)
+        listener = rights.install_seccomp(order["notify"], listen=True)
         rights.install_seccomp(order["filter"])
         report.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         os.close(listener)

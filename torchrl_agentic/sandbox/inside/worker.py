@@ -267,11 +267,20 @@ def stream(number: int) -> TextIO:
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
-def describe(error: BaseException) -> tuple[bytes, bytes, bytes]:
-    """Return the name, the text and the traceback of an exception, from the code's own cells on."""
-    trace = error.__traceback__
-    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
-        trace = trace.tb_next
+def describe(error: BaseException, *folders: str) -> tuple[bytes, bytes, bytes]:
+    """Return the name, the text and the traceback of an exception, from the code's own cells on.
+
+    Args:
+        error: The exception.
+        folders: Folders of files that the traceback may also begin with, if it has no cell.
+    """
+    trace = None
+    for prefix in ("<cell ", *folders):
+        trace = trace or error.__traceback__
+        while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(prefix):
+            trace = trace.tb_next
+        if trace is not None:
+            break
     try:
         text = "".join(traceback.format_exception(type(error), error, trace)).rstrip("\n")
         value = str(error)

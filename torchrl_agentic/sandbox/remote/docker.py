@@ -35,7 +35,7 @@ from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.bubblewrap import TMPFS_BYTES
 from torchrl_agentic.sandbox.remote.remote_process import Execution
-from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteCommand, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -169,7 +169,7 @@ class DockerSandbox(RemoteSandbox[Container]):
         if self._created is not None:
             await self._end(self._created)
 
-    async def _execute(self, machine: Container, command: Command) -> DockerExecution:
+    async def _execute(self, machine: Container, command: RemoteCommand) -> DockerExecution:
         from aiodocker.exceptions import DockerError
 
         sizes = [len(word.encode()) + 1 for word in command.words]
@@ -247,7 +247,9 @@ class DockerExecution(Execution):
         command: The command.
     """
 
-    def __init__(self, container: DockerContainer, remote: Exec, stream: Stream, command: Command) -> None:
+    def __init__(
+        self, container: DockerContainer, remote: Exec, stream: Stream, command: RemoteCommand
+    ) -> None:
         self._container, self._remote, self._stream = container, remote, stream
         self._takes = {1: command.stdout, 2: command.stderr}
         self._reading = asyncio.ensure_future(self._read())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.remote.remote_process import START_S, Execution
-from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteCommand, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import request_with_retries, sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -136,7 +136,7 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
         what = f"E2B did not end {machine_id}, which will time out within {self.timeout_s} s"
         await request_with_retries(what, lambda: AsyncSandbox.kill(machine_id, **self._options))
 
-    async def _execute(self, machine: AsyncSandbox, command: Command) -> E2BExecution:
+    async def _execute(self, machine: AsyncSandbox, command: RemoteCommand) -> E2BExecution:
         await self.extend_timeout(machine, command.wall_s or 0)
         line = f"set -o pipefail; {shlex.join(command.words)} | perl -e {shlex.quote(_AS_TEXT)}"
         if len(line.encode()) >= MAX_LINE:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import WORK
 from torchrl_agentic.sandbox.remote.remote_process import Execution, Take
-from torchrl_agentic.sandbox.remote.remote_sandbox import Command, RemoteSandbox
+from torchrl_agentic.sandbox.remote.remote_sandbox import RemoteCommand, RemoteSandbox
 from torchrl_agentic.sandbox.remote.sdk_requests import sdk_errors
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
@@ -151,7 +151,7 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
             ):
                 await lost.terminate.aio()
 
-    async def _execute(self, machine: modal.Sandbox, command: Command) -> ModalExecution:
+    async def _execute(self, machine: modal.Sandbox, command: RemoteCommand) -> ModalExecution:
         from modal.exception import ConflictError, InvalidError
 
         timeout = None if command.wall_s is None else math.ceil(command.wall_s) + _BACKSTOP_S
@@ -173,7 +173,7 @@ class ModalExecution(Execution):
         command: The command.
     """
 
-    def __init__(self, process: ContainerProcess[bytes], command: Command) -> None:
+    def __init__(self, process: ContainerProcess[bytes], command: RemoteCommand) -> None:
         self._process, self._command = process, command
 
     async def wait(self) -> int:

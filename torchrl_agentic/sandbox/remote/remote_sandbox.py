@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RemoteCommand:
     """A command for a machine.
 
     Attributes:
@@ -116,7 +116,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         """End the machine of a `_create` that failed or was cancelled, if the service has created one."""
 
     @abstractmethod
-    async def _execute(self, machine: M, command: Command) -> Execution:
+    async def _execute(self, machine: M, command: RemoteCommand) -> Execution:
         """Start a command. Raise ValueError if it is too long, SandboxError if the service failed."""
 
     def fresh(self) -> Self:
@@ -306,7 +306,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         words = scripts.supervised((*self.prefix, *argv), limits, cwd=cwd, stdin=stdin)
         process = RemoteProcess(
             lambda out, err: self._execute(
-                machine, Command(words, out, err, bool(stdin), limits.wall_seconds)
+                machine, RemoteCommand(words, out, err, bool(stdin), limits.wall_seconds)
             ),
             lambda pids: self._run_unsupervised(machine, scripts.kill(pids)),
             lambda reason: self._give_up(machine, reason),
@@ -327,7 +327,7 @@ class RemoteSandbox(Sandbox, Generic[M]):
         async def take(data: bytes) -> None:
             printed.add(data)
 
-        execution = await self._execute(machine, Command(words, take, take, False, START_S))
+        execution = await self._execute(machine, RemoteCommand(words, take, take, False, START_S))
         try:
             return await execution.wait(), printed.text()
         finally:

@@ -1,17 +1,20 @@
-"""`OpenedModel`: the model and the tools of a YAML file, ready for `evaluate`."""
+"""`open_model` loads the model and the tools of a YAML file, ready for `evaluate`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrl_agentic.cli.rollout_file import ModelConfig, RolloutConfig, dispatching, load_rollout_tools
+from torchrl_agentic.cli.service_engine import service_engine
+from torchrl_agentic.config import Location
+from torchrl_agentic.dispatch import event_loop
+
 if TYPE_CHECKING:
-    from torchrl_agentic.cli.rollout_file import ModelConfig, RolloutConfig
-    from torchrl_agentic.config import Location
     from torchrl_agentic.engines import OpenAIEngine
     from torchrl_agentic.transforms import ToolCompose
 
@@ -55,9 +58,6 @@ def open_model(settings: RolloutConfig, folder: Path, parser: str | None = None)
     """
     import torch
 
-    from torchrl_agentic.cli.replay_command import dispatching
-    from torchrl_agentic.cli.rollout_file import load_rollout_tools
-    from torchrl_agentic.dispatch import event_loop
     from torchrl_agentic.transforms import ToolCompose
 
     chosen = settings.model
@@ -133,37 +133,3 @@ def _service(chosen: ModelConfig, location: Location) -> tuple[OpenAIEngine, Non
         extra_body=chosen.extra_body,
     )
     return engine, None
-
-
-def service_engine(
-    model: str,
-    location: Location,
-    *,
-    base_url: str | None = None,
-    api_key_env: str | None = None,
-    price: Mapping[Any, float] | None = None,
-    **options: Any,
-) -> OpenAIEngine:
-    """Create the engine of a service with OpenAI's API.
-
-    Args:
-        model: Name of the model.
-        location: Position of the settings.
-        base_url: URL of the service.
-        api_key_env: Environment variable with its key.
-        price: Arguments of `Price`.
-        options: Further arguments of `OpenAIEngine`; None leaves the default.
-
-    Raises:
-        ConfigError: If there is no key, or a value is out of range; the message names file and line.
-        MissingExtra: If `openai` is not installed.
-    """
-    from torchrl_agentic.engines import OpenAIEngine, Price
-
-    key = None if api_key_env is None else os.environ.get(api_key_env)
-    if api_key_env is not None and not key:
-        location.at("api_key_env").fail(f"the environment variable {api_key_env!r} is not set; set it")
-    given = {name: value for name, value in options.items() if value is not None}
-    if price is not None:
-        given["price"] = location.at("price").call(Price, **price)
-    return location.call(OpenAIEngine, model, base_url=base_url, api_key=key, **given)

@@ -1,4 +1,4 @@
-"""`Gate`: decides on system calls of confined processes, for the supervisor: new processes, and signals.
+"""`SeccompNotify`: decides on system calls of confined processes: new processes, and signals.
 
 See seccomp_unotify(2). Only arguments in registers are checked, because memory could change between the check
 and the call.
@@ -21,7 +21,7 @@ _SETTLE_S = 0.1
 """Maximum seconds until a process that was allowed is visible."""
 
 
-class Gate:
+class SeccompNotify:
     """Allows new processes below a maximum, threads included, and signals among own processes.
 
     Args:

@@ -10,7 +10,7 @@ from torchrl_agentic.repl.base import Repl, ReplResult
 from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
 from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
 from torchrl_agentic.sandbox import ForkServerSandbox, ResourceLimits, Sandbox, default_sandbox
-from torchrl_agentic.sandbox.look_alike_sandbox import SandboxAdapter, Template, ensure_template
+from torchrl_agentic.sandbox.duck_typed_sandbox import SandboxAdapter, Template, ensure_template
 
 
 def repl_in(sandbox: Sandbox) -> Repl:
