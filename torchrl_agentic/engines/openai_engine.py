@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.engines.base import ChatEngine, ContextExceeded, EngineUnusable
 from torchrl_agentic.engines.completion import Completion, InvalidCompletion, api_messages
 from torchrl_agentic.engines.request_gate import RequestGate
+from torchrl_agentic.engines.server_events import DONE, event_data
 from torchrl_agentic.engines.usage import Price, Usage
 from torchrl_agentic.errors import (
     InfrastructureError,
@@ -400,10 +401,10 @@ class OpenAIEngine(ChatEngine):
         try:
             if is_stream:
                 is_done = False
-                async for event in _events(self._bounded(response.iter_bytes())):
-                    is_done = event is _DONE
+                async for data in event_data(self._bounded(response.iter_bytes())):
+                    is_done = data == DONE
                     if not is_done:
-                        self._add(completion, event, is_whole=False)
+                        self._add(completion, read_json(data), is_whole=False)
                 if not is_done and completion.finish is None:
                     raise self._error("ended an answer early", "short")
             else:
@@ -599,25 +600,3 @@ def _said(error: Any) -> str:
     fields = fields_of(error) or {}
     text = next((found for key in ("message", "detail", "error") if (found := fields.get(key))), error)
     return shorten(text, _SHOWN)
-
-
-_DONE: Any = object()
-
-
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
-    """Yield the JSON of the events of a stream (server-sent events), and `_DONE` at its end."""
-    rest = bytearray()
-    async for chunk in chunks:
-        rest += chunk
-        if b"\n" not in chunk:
-            continue
-        *lines, rest = rest.split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = bytes(line[5:]).strip()
-            if data == b"[DONE]":
-                yield _DONE
-                return
-            if data:
-                yield read_json(data)

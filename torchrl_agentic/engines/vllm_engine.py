@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, OnIds, Sampled
+from torchrl_agentic.engines.request_checks import FINISHES, check_request
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.weights import (
@@ -30,7 +31,7 @@ from torchrl_agentic.engines.weights import (
     in_thread,
     weights_folder,
 )
-from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count
+from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.tokens.writer import stop_ids
 
@@ -44,12 +45,6 @@ OnUpdate: TypeAlias = Literal["abort", "wait", "keep"]
 LoadWeights: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 
 _FORBID = -100.0
-_FINISHES: Mapping[str, Finish] = {
-    "stop": "stop",
-    "length": "length",
-    "repetition": "length",
-    "abort": "aborted",
-}
 PROCESSED = "processed_logprobs"
 """The `logprobs_mode` of vLLM in which log-probabilities are those of the distribution sampled from."""
 _OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
@@ -184,7 +179,6 @@ class VLLMEngine(Engine):
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
         self._gate = RequestGate()
-        self._failure: str | None = None
         self._labels: dict[str, int] = {}
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
 
@@ -245,28 +239,19 @@ class VLLMEngine(Engine):
             InfrastructureError: If vLLM is closed, lost or overloaded, or a weight update has failed.
             ValueError: If vLLM cannot take the prompt, such as one longer than its context.
         """
-        check_count("max_tokens", max_tokens, optional=False)
-        if not len(ids):
-            raise ValueError("the prompt is empty")
-        if self.context_length is not None and len(ids) >= self.context_length:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens; the model takes {self.context_length}, prompt and answer"
-                " together"
-            )
         params = self._params.clone()
-        params.skip_clone, params.max_tokens = True, int(max_tokens)
+        params.skip_clone = True
+        params.max_tokens = check_request(len(ids), max_tokens, self.context_length)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         self._server.check_loop()
         made_at = self.version
         try:
             async with self._gate.request():
-                if self._failure is not None:
-                    raise InfrastructureError(self._failure)
                 made_at = self.version
                 answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
         except RequestInterrupted:
             answer = _Answer([], [], "abort")
-        finish = _FINISHES.get(answer.finish)
+        finish = FINISHES.get(answer.finish)
         if finish is None:
             raise InfrastructureError(f"vLLM ended a request with {answer.finish!r}")
         version = min((self._labels.get(label, made_at) for label in answer.labels), default=made_at)
@@ -295,7 +280,8 @@ class VLLMEngine(Engine):
         Returns:
             None without its statistics, with `disable_log_stats` or `AsyncVLLM`.
         """
-        return self._server.pressure()
+        stats = self._server.stats
+        return None if stats is None else stats.pressure()
 
     async def close(self) -> None:
         """End all requests with InfrastructureError, and vLLM if `from_model` started it."""
@@ -320,7 +306,11 @@ class VLLMEngine(Engine):
                 if not self._server.has_labels and not await self._gate.settled(SETTLE_S):
                     await self._gate.interrupt()  # they arrived too late to be aborted
                 if weights is not None:
-                    await self._load(weights, folder)
+                    with self._gate.loading("vLLM"):
+                        if self._load_weights is not None:
+                            await self._load_weights(self._server.engine, weights)
+                        else:
+                            await self._server.load(str(folder))
                 self.version += 1
                 label = f"{self._name}-{self.version}"
                 self._labels[label] = self.version
@@ -328,18 +318,6 @@ class VLLMEngine(Engine):
             finally:
                 await self._server.resume()
             return self.version
-
-    async def _load(self, weights: Any, folder: Path | None) -> None:
-        """Load weights into vLLM, which is paused."""
-        try:
-            if self._load_weights is not None:
-                await self._load_weights(self._server.engine, weights)
-            else:
-                await self._server.load(str(folder))
-        except Exception as error:
-            self._failure = f"an update of the weights failed, and vLLM may have part of them: {error}"
-            raise InfrastructureError(self._failure) from error
-        self._failure = None
 
     @contextlib.contextmanager
     def _folder_of(self, weights: Weights | str | Path) -> Generator[Path]:
@@ -378,6 +356,8 @@ class _Server(ABC):
     """Answers have the labels of the weights that sampled them."""
     can_abort: bool = True
     """An update can end requests with the ids that they have."""
+    stats: _Stats | None = None
+    """How full the engine is, if that is known."""
 
     def read(self, config: Any) -> None:
         """Read the facts about a model off vLLM's configuration."""
@@ -401,25 +381,18 @@ class _Server(ABC):
     async def load(self, folder: str) -> None:
         """Load the weights of a folder."""
 
-    @abstractmethod
-    async def mark(self, label: str) -> None:
-        """Name the weights that vLLM has."""
+    async def mark(self, label: str) -> None:  # noqa: B027
+        """Name the weights that vLLM has, if it `has_labels`."""
 
-    @abstractmethod
-    async def resume(self) -> None:
+    async def resume(self) -> None:  # noqa: B027
         """End a pause."""
 
     @abstractmethod
     async def shut_down(self) -> None:
         """End vLLM."""
 
-    @abstractmethod
-    def check_loop(self) -> None:
+    def check_loop(self) -> None:  # noqa: B027
         """Raise RuntimeError if the engine is in use on another event loop."""
-
-    def pressure(self) -> EnginePressure | None:
-        """Return how full the engine is; None if it is unknown."""
-        return None
 
     def mute(self) -> None:  # noqa: B027
         """Collect no other statistics than those of `pressure`."""
@@ -433,14 +406,11 @@ class _InProcess(_Server):
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.read(engine.vllm_config)
-        self._stats = _stats_of(engine)
-
-    def pressure(self) -> EnginePressure | None:
-        return None if self._stats is None else self._stats.pressure()
+        self.stats = _stats_of(engine)
 
     def mute(self) -> None:
-        if self._stats is not None:
-            self.engine.logger_manager.stat_loggers[:] = [self._stats]
+        if self.stats is not None:
+            self.engine.logger_manager.stat_loggers[:] = [self.stats]
 
     def check_loop(self) -> None:
         handler = self.engine.output_handler
@@ -498,14 +468,8 @@ class _Offline(_Server):
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.read(engine.llm_engine.vllm_config)
-        self._stats = _stats_of(engine.llm_engine)
+        self.stats = _stats_of(engine.llm_engine)
         self._stepper = _steppers.setdefault(engine, _Stepper(engine.llm_engine))
-
-    def pressure(self) -> EnginePressure | None:
-        return None if self._stats is None else self._stats.pressure()
-
-    def check_loop(self) -> None:
-        pass
 
     async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
@@ -529,12 +493,6 @@ class _Offline(_Server):
                 self.engine.collective_rpc, "reload_weights", kwargs={"weights_path": folder}
             )
             await self._stepper.call(self.engine.reset_prefix_cache)
-
-    async def mark(self, label: str) -> None:
-        del label
-
-    async def resume(self) -> None:
-        pass
 
     async def shut_down(self) -> None:
         await self._stepper.call(self.engine.llm_engine.engine_core.shutdown)
@@ -731,9 +689,6 @@ class _Actors(_Server):
         self._running = [0] * len(engine.actors)
         self._place_of: OrderedDict[str, int] = OrderedDict()
 
-    def check_loop(self) -> None:
-        pass
-
     async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
@@ -767,9 +722,6 @@ class _Actors(_Server):
     async def load(self, folder: str) -> None:
         await self._all("collective_rpc_v1", "reload_weights", None, (), {"weights_path": folder})
         await self._all("reset_prefix_cache")
-
-    async def mark(self, label: str) -> None:
-        del label
 
     async def resume(self) -> None:
         await self._all("wake_up", ["scheduling"])
