@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, EngineUnusable, OnIds, Sampled
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.pool_engines import Check, PoolEngines, PoolMember
 from torchrl_agentic.engines.pool_state import PoolState, Ticket
 from torchrl_agentic.engines.pool_weights import PoolWeights

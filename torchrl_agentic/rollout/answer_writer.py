@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -36,6 +37,17 @@ _OTHER_TEMPLATE = 'pass another template: tokenizer_options={"chat_template": ..
 
 class UnwritableAnswer(ValueError):
     """The chat template cannot write an answer; the message says why, and what to do about it."""
+
+
+@contextmanager
+def template_errors() -> Generator[None]:
+    """Raise UnwritableAnswer for what a chat template raises, which may be of any type."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except Exception as error:
+        raise UnwritableAnswer(f"it rejects the messages ({error}); {_OTHER_TEMPLATE}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +170,8 @@ class AnswerWriter:
         return whole[len(place.before) :] if whole.startswith(place.before) else ""
 
     def _render(self, chat: Chat, *, prompts: bool = True) -> str:
-        try:
+        with template_errors():
             return self.encoder.template.render(chat, prompts=prompts)
-        except MissingExtra:
-            raise
-        except Exception as error:  # templates raise any type
-            raise UnwritableAnswer(f"it rejects the messages ({error}); {_OTHER_TEMPLATE}") from error
 
     def _replaced(self, prompt: Sequence[int], replaced: str) -> tuple[int, str]:
         """Return how many tokens hold a text at the end of the prompt, and their text before it."""

@@ -22,10 +22,11 @@ from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.sampling import sampling_of
 from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
+from torchrl_agentic.rollout.answer_rows import write_prompts
 from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.writer import stop_ids
 from torchrl_agentic.transforms.history import as_history
-from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows, write_rows
+from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows
 
 
 @dataclass(slots=True, eq=False)
@@ -223,13 +224,8 @@ class LockStep(Engine):
         """Run the policy; return ids and log-probabilities of each answer, as the policy wrote them."""
         td = TensorDict({}, batch_size=[len(batch)], device=self._device)
         prompts = [column_tensor("q", request.ids, self._device) for request in batch]
-        rows = [
-            TokenRow({"prompt": prompt}, {"prompt": request.ids})
-            for prompt, request in zip(prompts, batch, strict=True)
-        ]
-        write_rows(td, "tokens", rows)
-        masks = [torch.ones_like(prompt, dtype=torch.bool) for prompt in prompts]
-        write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        pairs = zip(prompts, batch, strict=True)
+        write_prompts(td, [TokenRow({"prompt": ids}, {"prompt": request.ids}) for ids, request in pairs])
         td.set(TOKENS_LEFT, torch.tensor([[request.bound] for request in batch], device=self._device))
         if self._reads_history:  # to add the answer as a message, which nobody reads here
             prompt = as_history([[{"role": "user", "content": ""}]] * len(batch))

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 from tensordict import LazyStackedTensorDict
 
-from torchrl_agentic.errors import MissingExtra, check_count
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
 from torchrl_agentic.records import BadLine, TrajectoryRecord, read_records
-from torchrl_agentic.rollout.answer_writer import AnswerWriter, UnwritableAnswer, with_reasoning
+from torchrl_agentic.rollout.answer_writer import (
+    AnswerWriter,
+    UnwritableAnswer,
+    template_errors,
+    with_reasoning,
+)
 from torchrl_agentic.rollout.batch import trajectory_batch
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.text import one_line, read_json
@@ -453,7 +457,7 @@ class _Finished:
             UnwritableAnswer: If the chat template cannot write the conversation.
         """
         first, *_ = self.turns
-        with _template_errors():
+        with template_errors():
             writer = answers.encoder.begin([_plain(message) for message in first.before])
         for number, turn in enumerate(self.turns):
             is_last = number + 1 == len(self.turns)
@@ -478,23 +482,9 @@ class _Finished:
             writer.add_sampled(written.ids)
             if not is_last:
                 more = [_plain(message) for message in self.turns[number + 1].before]
-                with _template_errors():
+                with template_errors():
                     writer.add_messages(said, [*after, *more])
         return writer.ledger
-
-
-@contextmanager
-def _template_errors() -> Generator[None]:
-    """Raise errors of the chat template as UnwritableAnswer."""
-    try:
-        yield
-    except MissingExtra:
-        raise
-    except Exception as error:  # templates raise any type
-        raise UnwritableAnswer(
-            f"it rejects the messages ({error}); pass another template: "
-            'tokenizer_options={"chat_template": ...}'
-        ) from error
 
 
 def _turns(turns: Iterable[Any]) -> Iterator[_Turn]:
