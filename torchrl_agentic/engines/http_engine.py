@@ -178,12 +178,12 @@ class HTTPEngine(Engine):
             ValueError: If the server refuses the request, such as a prompt longer than its context.
         """
         bound = check_request(len(ids), max_tokens, self.context_length)
-        found, made_at = _Piece(), self.version
+        found, made_at = _AnswerPiece(), self.version
         finish: Finish = "aborted"
         try:
             async with self._slots, self._gate.request():
                 made_at = self.version
-                await self._run(_Request(tuple(ids), bound, key, on_ids, found))
+                await self._run(_HTTPRequest(tuple(ids), bound, key, on_ids, found))
                 finish = self._finish_of(found)
         except RequestInterrupted:
             pass
@@ -294,7 +294,7 @@ class HTTPEngine(Engine):
         except ValueError as error:
             raise InfrastructureError(f"{error}. {self._wire.hint}") from error
 
-    async def _run(self, request: _Request) -> None:
+    async def _run(self, request: _HTTPRequest) -> None:
         """Run a request, and retry it as long as it has no ids."""
         stream = request.on_ids is not None
 
@@ -318,7 +318,7 @@ class HTTPEngine(Engine):
                 raise
             request.found.finish = "abort"  # sampling may resume behind what it has
 
-    def _add(self, request: _Request, data: Any) -> None:
+    def _add(self, request: _HTTPRequest, data: Any) -> None:
         """Add a response, or a piece of a stream, to what is found."""
         try:
             if isinstance(data, Mapping) and data.get("error") is not None:
@@ -337,7 +337,7 @@ class HTTPEngine(Engine):
         if piece.ids and request.on_ids is not None:
             request.on_ids(piece.ids)
 
-    def _check(self, piece: _Piece, before: int, max_tokens: int) -> None:
+    def _check(self, piece: _AnswerPiece, before: int, max_tokens: int) -> None:
         """Raise InfrastructureError if a piece is not what an engine returns."""
         if not set(map(type, piece.ids)) <= {int}:
             raise InfrastructureError(f"{self._url} sent ids that are no whole numbers: {piece.ids!r:.200}")
@@ -365,7 +365,7 @@ class HTTPEngine(Engine):
         if not is_finite:
             raise InfrastructureError(f"{self._url} sent log-probabilities that are no finite numbers")
 
-    def _finish_of(self, found: _Piece) -> Finish:
+    def _finish_of(self, found: _AnswerPiece) -> Finish:
         """Return why an answer ended."""
         if found.ids and found.ids[-1] in self.stop_token_ids:
             return "stop"
@@ -443,7 +443,7 @@ class HTTPEngine(Engine):
 
 
 @dataclass(slots=True)
-class _Piece:
+class _AnswerPiece:
     """Ids and log-probabilities of an answer, or of a piece of it; the finish is None before its end."""
 
     ids: list[int] = field(default_factory=list[int])
@@ -452,14 +452,14 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _HTTPRequest:
     """A request, and what is found so far."""
 
     ids: Sequence[int]
     max_tokens: int
     key: str
     on_ids: OnIds | None
-    found: _Piece
+    found: _AnswerPiece
 
 
 def _json(body: bytes) -> Any:
@@ -500,11 +500,11 @@ class _Wire(ABC):
         self.base, self.sampling, self.log_probs, self.model = base, sampling, log_probs, model
 
     @abstractmethod
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         """Return the payload of a request."""
 
     @abstractmethod
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         """Return the new ids of a response, or of an event of a stream."""
 
     @abstractmethod
@@ -526,7 +526,7 @@ class _VLLM(_Wire):
     hint = "A vLLM server has commands for weight updates if VLLM_SERVER_DEV_MODE=1; or give update_weights"
     constraints = frozenset({"structured_outputs"})
 
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         logprobs = {"logprobs": 0} if self.log_probs else {}
         bound = {"max_tokens": request.max_tokens, "detokenize": False}
         return {
@@ -537,13 +537,13 @@ class _VLLM(_Wire):
             **({} if self.model is None else {"model": self.model}),
         }
 
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         if not data["choices"]:
-            return _Piece(finish=before.finish)  # the usage, after the last piece
+            return _AnswerPiece(finish=before.finish)  # the usage, after the last piece
         (choice,) = data["choices"]
         content = (choice.get("logprobs") or {}).get("content") or ()
         log_probs = [each["logprob"] for each in content]
-        return _Piece(list(choice["token_ids"] or ()), log_probs, choice["finish_reason"])
+        return _AnswerPiece(list(choice["token_ids"] or ()), log_probs, choice["finish_reason"])
 
     def load(self, folder: str) -> tuple[str, JSON]:
         return "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}
@@ -558,7 +558,7 @@ class _SGLang(_Wire):
     hint = "Is it an SGLang server? Otherwise give update_weights"
     constraints = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         bound: dict[str, JSON] = {"max_new_tokens": request.max_tokens, "skip_special_tokens": False}
         return {
             "rid": name,
@@ -569,7 +569,7 @@ class _SGLang(_Wire):
             "routing_key": request.key,
         }
 
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         meta = data["meta_info"]
         ids = list(data["output_ids"])
         log_probs = [each[0] for each in meta["output_token_logprobs"]] if self.log_probs else []
@@ -578,7 +578,7 @@ class _SGLang(_Wire):
         if had and len(ids) == meta["completion_tokens"]:
             ids, log_probs = ids[had:], log_probs[had:]
         finish = meta["finish_reason"]
-        return _Piece(ids, log_probs, None if finish is None else finish["type"])
+        return _AnswerPiece(ids, log_probs, None if finish is None else finish["type"])
 
     def load(self, folder: str) -> tuple[str, JSON]:
         return "/update_weights_from_disk", {"model_path": folder, "flush_cache": True}

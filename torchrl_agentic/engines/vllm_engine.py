@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import uuid
@@ -126,10 +127,7 @@ class VLLMEngine(Engine):
         tools: Tools = (),
         parallel_tool_calls: bool = True,
     ) -> None:
-        try:
-            from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        params = _vllm_module("sampling_params")
         if (own := sorted(set(_OWN) & set(sampling or ()))) != []:
             raise ValueError(
                 f"sampling cannot have {', '.join(own)}: the engine sets it, or samples ids only"
@@ -157,7 +155,7 @@ class VLLMEngine(Engine):
         }
         if tool_choice is not None:
             options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
-        self._params: Any = SamplingParams(**options)
+        self._params: Any = params.SamplingParams(**options)
         self.sampling = Sampling.of(options, is_processed=logprobs_mode(engine) == PROCESSED)
         self.can_resume = self._params.structured_outputs is None
         if on_update not in (None, "abort", "wait", "keep"):
@@ -203,17 +201,13 @@ class VLLMEngine(Engine):
         Raises:
             MissingExtra: If vLLM is not installed.
         """
-        try:
-            from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
-            from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        arguments, engine = _vllm_module("engine.arg_utils"), _vllm_module("v1.engine.async_llm")
         if tokenizer is None:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model)
         args = {"enable_log_requests": False, "logprobs_mode": PROCESSED, **(engine_args or {})}
-        llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **args))
+        llm: Any = engine.AsyncLLM.from_engine_args(arguments.AsyncEngineArgs(model=str(model), **args))
         try:
             made = cls(llm, tokenizer=tokenizer, **options)
             if "disable_log_stats" not in args:
@@ -250,7 +244,7 @@ class VLLMEngine(Engine):
                 made_at = self.version
                 answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
         except RequestInterrupted:
-            answer = _Answer([], [], "abort")
+            answer = _Output([], [], "abort")
         finish = FINISHES.get(answer.finish)
         if finish is None:
             raise InfrastructureError(f"vLLM ended a request with {answer.finish!r}")
@@ -330,7 +324,7 @@ class VLLMEngine(Engine):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Output:
     """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
 
     ids: list[int]
@@ -370,7 +364,7 @@ class _Server(ABC):
         self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
 
     @abstractmethod
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
         """Run a request."""
 
     @abstractmethod
@@ -417,12 +411,10 @@ class _InProcess(_Server):
         if handler is not None and handler.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("this AsyncLLM is in use on another event loop; start one for each loop")
 
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
-        found = _Answer([], [], "abort")
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        tokens_input = _vllm_module("inputs").tokens_input
+        params.output_kind = _output_kind(on_ids)
+        found = _Output([], [], "abort")
         with _errors():
             outputs = self.engine.generate(tokens_input(ids), params, name, session_id=key)
             try:
@@ -471,11 +463,9 @@ class _Offline(_Server):
         self.stats = _stats_of(engine.llm_engine)
         self._stepper = _steppers.setdefault(engine, _Stepper(engine.llm_engine))
 
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
-        job = _Job(name, ids, params, on_ids, asyncio.get_running_loop().create_future())
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        params.output_kind = _output_kind(on_ids)
+        job = _OfflineRequest(name, ids, params, on_ids, asyncio.get_running_loop().create_future())
         self._stepper.add(job)
         try:
             with _errors():
@@ -499,15 +489,15 @@ class _Offline(_Server):
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _OfflineRequest:
     """A request to a `vllm.LLM`; `found` is the answer so far."""
 
     name: str
     ids: list[int]
     params: Any
     on_ids: OnIds | None
-    future: asyncio.Future[_Answer]
-    found: _Answer = _Answer([], [], "abort")
+    future: asyncio.Future[_Output]
+    found: _Output = _Output([], [], "abort")
 
     def tell(self, output: Any) -> None:
         """Pass an output or an error on to the event loop of the request; any thread may call."""
@@ -541,16 +531,16 @@ class _Stepper:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "torchrl_agentic-vllm")
-        self._jobs: deque[_Job] = deque()  # that begin, or are cancelled
-        self._running: dict[str, _Job] = {}
+        self._jobs: deque[_OfflineRequest] = deque()  # that begin, or are cancelled
+        self._running: dict[str, _OfflineRequest] = {}
 
-    def add(self, job: _Job) -> None:
+    def add(self, job: _OfflineRequest) -> None:
         """Begin a request, in one step with the others of this moment."""
         self._jobs.append(job)
         if len(self._jobs) == 1:
             asyncio.get_running_loop().call_soon(self._thread.submit, self._step_all)
 
-    def abort(self, job: _Job) -> None:
+    def abort(self, job: _OfflineRequest) -> None:
         """End a request whose caller was cancelled."""
         self.add(job)
 
@@ -581,8 +571,7 @@ class _Stepper:
 
     def _take(self) -> None:
         """Hand the engine the requests that begin, and end those that were cancelled."""
-        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-
+        tokens_input = _vllm_module("inputs").tokens_input
         while self._jobs:
             job = self._jobs.popleft()
             if job.name in self._running:
@@ -689,10 +678,8 @@ class _Actors(_Server):
         self._running = [0] * len(engine.actors)
         self._place_of: OrderedDict[str, int] = OrderedDict()
 
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        params.output_kind = _output_kind(None)
         place = self._choose(key)
         self._running[place] += 1
         try:
@@ -758,6 +745,20 @@ class _Actors(_Server):
             raise InfrastructureError(f"AsyncVLLM: {type(error).__name__}: {cause or error}") from error
 
 
+def _vllm_module(name: str) -> Any:
+    """Return a module of vLLM, which is imported when it is used."""
+    try:
+        return importlib.import_module(f"vllm.{name}")
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+
+
+def _output_kind(on_ids: OnIds | None) -> Any:
+    """Return which outputs of a request vLLM makes: the pieces if somebody hears them, else the whole."""
+    kinds = _vllm_module("sampling_params").RequestOutputKind
+    return kinds.FINAL_ONLY if on_ids is None else kinds.DELTA
+
+
 @contextlib.contextmanager
 def _errors() -> Generator[None]:
     """Turn errors of vLLM into ours."""
@@ -771,7 +772,7 @@ def _errors() -> Generator[None]:
         raise InfrastructureError(f"vLLM: {type(error).__name__}: {error}") from error
 
 
-def _answer_of(output: Any) -> _Answer:
+def _answer_of(output: Any) -> _Output:
     """Return what a `RequestOutput` holds."""
     (answer,) = output.outputs
     ids, each = list(answer.token_ids), answer.logprobs
@@ -782,17 +783,17 @@ def _answer_of(output: Any) -> _Answer:
         if len(log_probs) != len(ids):
             raise InfrastructureError(f"vLLM gave {len(log_probs)} log-probabilities of {len(ids)} tokens")
     labels = [span.version for span in answer.weight_versions or () if span.end > span.start]
-    return _Answer(ids, log_probs, answer.finish_reason or "abort", labels)
+    return _Output(ids, log_probs, answer.finish_reason or "abort", labels)
 
 
-def _joined(before: _Answer, piece: _Answer) -> _Answer:
+def _joined(before: _Output, piece: _Output) -> _Output:
     """Return an answer with a further piece, whose finish and labels are those of the whole."""
     if not before.ids:
         return piece
     log_probs = None
     if before.log_probs is not None and piece.log_probs is not None:
         log_probs = before.log_probs + piece.log_probs
-    return _Answer(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
+    return _Output(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
 
 
 def logprobs_mode(engine: Any) -> str | None:
@@ -871,11 +872,7 @@ def structural_tag(
         raise ValueError(
             f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
         )
-    try:
-        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+    return _vllm_module("sampling_params").StructuredOutputsParams(structural_tag=json.dumps(tag))
 
 
 def without_padding(pad: int, vocab_size: int | None) -> dict[int, float] | None:

@@ -459,7 +459,7 @@ class Limiter(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServiceLimits:
     """Limits of a service, as `of` has checked them.
 
     Attributes:
@@ -478,7 +478,7 @@ class Limits:
         max_concurrent: int | None = None,
         rate_per_second: float | None = None,
         burst: float | None = None,
-    ) -> Limits:
+    ) -> ServiceLimits:
         """Return checked limits.
 
         Args:

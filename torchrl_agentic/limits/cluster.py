@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal, Protocol, TypeAlias
 
-from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
+from torchrl_agentic.limits.base import Limiter, LimiterStats, ServiceLimits, Slot, make_breaker
 from torchrl_agentic.limits.lease_client import ALIVE, RETRY, LeaseClient
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LimitsDiffer
 from torchrl_agentic.limits.process_bound import ProcessBound
@@ -103,7 +103,7 @@ class ClusterRateLimiter(Limiter):
         if not 0.05 <= ttl < math.inf:
             raise ValueError(f"ttl must be finite and at least 0.05 seconds; got {ttl}")
         self.name = name
-        self.limits = Limits.of(max_concurrent, rate_per_second, burst)
+        self.limits = ServiceLimits.of(max_concurrent, rate_per_second, burst)
         self.ttl = ttl
         self.max_call_seconds = max_call_seconds
         self._break: dict[str, Any] = {"break_after": break_after, "break_seconds": break_seconds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
 from torchrl_agentic.limits.token_bucket import MAX_PAUSE_S, Grant
 
@@ -36,7 +36,7 @@ class LeaseClient:
         is_starved: Whether calls wait for an answer of the server.
     """
 
-    def __init__(self, name: str, limits: Limits, ttl_s: float, call_s: float = 0.0) -> None:
+    def __init__(self, name: str, limits: ServiceLimits, ttl_s: float, call_s: float = 0.0) -> None:
         self.name, self.limits, self.ttl_s, self.call_s = name, limits, ttl_s, call_s
         self.has_slots = limits.max_concurrent is not None
         self.has_rate = limits.rate_per_second is not None

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.token_bucket import AIMD
 
 CONTENDED_S, CALM_S = 0.04, 0.2
@@ -56,7 +56,7 @@ class LeaseRequest:
 
     client: str
     number: int
-    limits: Limits
+    limits: ServiceLimits
     ttl_s: float
     held: int = 0
     in_use: int = 0
@@ -155,7 +155,7 @@ class LeaseServer:
     settle_s: float = 0.0
     aimd: AIMD = field(default_factory=AIMD)
     requests: int = 0
-    _limits: Limits | None = None
+    _limits: ServiceLimits | None = None
     _ttl_s: float = 0.0
     _seen: float = float("-inf")
     _clients: dict[str, _Holder] = field(default_factory=dict[str, _Holder])

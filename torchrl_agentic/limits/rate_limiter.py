@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal
 
-from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, make_breaker
+from torchrl_agentic.limits.base import Limiter, LimiterStats, ServiceLimits, make_breaker
 from torchrl_agentic.limits.token_bucket import TokenBucket
 
 
@@ -50,7 +50,7 @@ class RateLimiter(Limiter):
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        self.limits = Limits.of(max_concurrent, rate_per_second, burst)
+        self.limits = ServiceLimits.of(max_concurrent, rate_per_second, burst)
         self._break: dict[str, Any] = {"break_after": break_after, "break_seconds": break_seconds}
         self._bucket = TokenBucket(max_concurrent or math.inf, rate_per_second or math.inf, self.burst)
         super().__init__(self._bucket, make_breaker(break_after, break_seconds), clock, call_later)

@@ -19,7 +19,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
 FOLDER = "TORCHRL_AGENTIC_LIMITS"
@@ -117,7 +117,7 @@ class _LeaseSocket(socketserver.ThreadingUnixStreamServer):
 
     def answer(self, line: bytes) -> bytes:
         fields: dict[str, Any] = json.loads(line)
-        fields["limits"] = Limits(**fields["limits"])
+        fields["limits"] = ServiceLimits(**fields["limits"])
         request = LeaseRequest(**fields)
         with self.one_at_a_time:
             # The next server reads from this file how old the last lease is, and how long leases are valid.

@@ -65,7 +65,7 @@ class WrittenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _AnswerPlace:
     """The place of an answer in a rendered conversation.
 
     Attributes:
@@ -147,7 +147,7 @@ class AnswerWriter:
         pieces = [Piece(taken, SAMPLED, is_trusted=True), *_pieces(text, cuts)]
         return WrittenAnswer([*self.encoder.encoder.encode(pieces).ids, *end], n_replaced)
 
-    def _place(self, before: Chat, said: Mapping[str, Any]) -> _Place:
+    def _place(self, before: Chat, said: Mapping[str, Any]) -> _AnswerPlace:
         """Find the answer in the rendered conversation.
 
         Templates that write earlier answers without their reasoning once another answer follows are rendered
@@ -159,12 +159,12 @@ class AnswerWriter:
             whole = self._render([*context, said], prompts=False)
             if whole.startswith(written):
                 shared = _shared(prompt, whole)
-                return _Place(context, shared, prompt[len(shared) :], whole[len(shared) :])
+                return _AnswerPlace(context, shared, prompt[len(shared) :], whole[len(shared) :])
         raise UnwritableAnswer(
             f"it writes earlier messages differently once an answer follows; {_OTHER_TEMPLATE}"
         )
 
-    def _text(self, place: _Place, said: Mapping[str, Any]) -> str:
+    def _text(self, place: _AnswerPlace, said: Mapping[str, Any]) -> str:
         """Return the text of another answer at the same place."""
         whole = self._render([*place.context, said], prompts=False)
         return whole[len(place.before) :] if whole.startswith(place.before) else ""
@@ -184,7 +184,7 @@ class AnswerWriter:
         return count, held.removesuffix(replaced)
 
     def _ended(
-        self, place: _Place, marker: _Marker, said: Mapping[str, Any], last: int
+        self, place: _AnswerPlace, marker: _Marker, said: Mapping[str, Any], last: int
     ) -> tuple[str, list[int]]:
         """Return the text of the answer, and the id of the token that ends it.
 

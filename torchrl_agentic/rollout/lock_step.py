@@ -30,7 +30,7 @@ from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_ro
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _PolicyRequest:
     ids: list[int]
     bound: int
     on_ids: OnIds | None
@@ -113,8 +113,8 @@ class LockStep(Engine):
         self.sampling = sampling_of(policy)
         self._device = _device_of(policy) if device is None else torch.device(device)
         self._reads_history = ("history", "prompt") in getattr(policy, "in_keys", ())
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[_PolicyRequest] = deque()
+        self._running: list[_PolicyRequest] = []
         self._is_full = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._between_batches = asyncio.Lock()
@@ -129,7 +129,7 @@ class LockStep(Engine):
         if self._is_closed:
             raise closed_error(self)
         loop = asyncio.get_running_loop()
-        request = _Request(list(ids), bound, on_ids, loop.create_future())
+        request = _PolicyRequest(list(ids), bound, on_ids, loop.create_future())
         self._waiting.append(request)
         if len(self._waiting) >= self.max_concurrent:
             self._is_full.set()
@@ -208,7 +208,7 @@ class LockStep(Engine):
             except TimeoutError:
                 pass
 
-    def _next_batch(self) -> list[_Request]:
+    def _next_batch(self) -> list[_PolicyRequest]:
         alive = (request for request in self._waiting if not request.future.done())
         batch = list(islice(alive, self.max_concurrent))
         for request in batch:
@@ -220,7 +220,7 @@ class LockStep(Engine):
         return batch
 
     @torch.no_grad()
-    def _run(self, batch: Sequence[_Request]) -> list[tuple[list[int], list[float] | None]]:
+    def _run(self, batch: Sequence[_PolicyRequest]) -> list[tuple[list[int], list[float] | None]]:
         """Run the policy; return ids and log-probabilities of each answer, as the policy wrote them."""
         td = TensorDict({}, batch_size=[len(batch)], device=self._device)
         prompts = [column_tensor("q", request.ids, self._device) for request in batch]
@@ -242,7 +242,7 @@ class LockStep(Engine):
             for row, each in zip(tokens, known, strict=True)
         ]
 
-    def _settle(self, request: _Request, answer: tuple[list[int], list[float] | None]) -> None:
+    def _settle(self, request: _PolicyRequest, answer: tuple[list[int], list[float] | None]) -> None:
         """Answer a request: up to the first stop token or its bound, without padding."""
         if request.future.done():
             return
@@ -270,7 +270,7 @@ class LockStep(Engine):
             request.future.set_result(Sampled(ids[:size], log_probs, finish, request.version))
 
     @staticmethod
-    def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    def _fail(requests: Sequence[_PolicyRequest], error: Exception) -> None:
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)

@@ -290,7 +290,7 @@ def _best(rows: Sequence[SFTRow], count: int) -> list[SFTRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _SFTTurn:
     """A message of the model with its calls, what came before it since the last one, and what answers it."""
 
     before: tuple[Message, ...]
@@ -311,7 +311,7 @@ class _Turn:
         """True if results follow calls that nobody has read: those of recorded messages are text."""
         return not self.message.tool_calls and not self.calls and bool(self.after)
 
-    def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _Turn:
+    def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _SFTTurn:
         """Return the turn with the calls that a parser reads in its text.
 
         Args:
@@ -397,7 +397,7 @@ class _Finished:
     task: str
     score: float | None
     reason: str
-    turns: tuple[_Turn, ...]
+    turns: tuple[_SFTTurn, ...]
     ledger: TokenLedger | None
 
     @classmethod
@@ -487,15 +487,15 @@ class _Finished:
         return writer.ledger
 
 
-def _turns(turns: Iterable[Any]) -> Iterator[_Turn]:
+def _turns(turns: Iterable[Any]) -> Iterator[_SFTTurn]:
     for turn in turns:
         outcome = turn.outcome
-        yield _Turn(
+        yield _SFTTurn(
             turn.context, turn.message, outcome.cleaned_text, outcome.calls, outcome.results, turn.messages
         )
 
 
-def _recorded(conversation: Conversation) -> Iterator[_Turn]:
+def _recorded(conversation: Conversation) -> Iterator[_SFTTurn]:
     """Yield the turns of a recorded conversation, whose calls have not been read."""
     before = conversation.prompt
     for message, expected in zip(conversation.turns, conversation.expected, strict=True):
@@ -505,7 +505,7 @@ def _recorded(conversation: Conversation) -> Iterator[_Turn]:
             Message("tool", one.text, tool_call_id=call_id or f"call_{place}")
             for place, (one, call_id) in enumerate(zip(expected or (), ids, strict=False))
         ]
-        yield _Turn(before, message, message.text, (), (), tuple(after))
+        yield _SFTTurn(before, message, message.text, (), (), tuple(after))
         before = ()
 
 
