@@ -467,7 +467,7 @@ def test_wrong_arguments_are_refused(options, message):
 
 async def test_a_prompt_that_leaves_no_room_reaches_no_server():
     engine = HTTPEngine("http://127.0.0.1:1", kind="vllm", tokenizer=Tokenizer(), context_length=8)
-    with pytest.raises(ValueError, match="9 tokens; the model takes 8"):
+    with pytest.raises(ValueError, match="9 tokens and leaves no room in the context of 8"):
         await engine.sample([5] * 9, max_tokens=1, key="a")
 
 

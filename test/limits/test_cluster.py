@@ -314,7 +314,7 @@ async def test_call_that_returned_its_slot_is_not_cancelled(name: str):
 
 async def test_pickled_limiter_keeps_its_transport(name: str):
     limiter = ClusterRateLimiter(name, max_concurrent=1, ttl=TTL)
-    assert limiter.__reduce__()[1][1]["over"] == "machine"
+    assert limiter.__reduce__()[0].keywords["over"] == "machine"
 
 
 async def test_incomplete_answer_is_ignored(name: str, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_client import LATE_S, LeaseClient
 from torchrl_agentic.limits.lease_server import (
     HORIZON_S,
@@ -73,7 +73,7 @@ def test_where_there_is_less_than_one_each_all_have_their_turn():
 class _World:
     """Clients of a server that comes and goes, over a network that loses and delays."""
 
-    def __init__(self, limits: Limits, clients: int) -> None:
+    def __init__(self, limits: ServiceLimits, clients: int) -> None:
         self.limits, self.now = limits, 0.0
         self.server = LeaseServer(-math.inf)
         self.clients = [self._new(number) for number in range(clients)]
@@ -138,7 +138,7 @@ EVENTS = st.one_of(
 @settings(max_examples=8 * settings.default.max_examples, deadline=None)
 @given(st.lists(EVENTS, max_size=60), st.integers(1, 6))
 def test_all_together_never_run_more_than_the_limit(events, limit):
-    world = _World(Limits(limit), 4)
+    world = _World(ServiceLimits.of(limit), 4)
     for kind, *rest in events:
         if kind == "want":
             world.waiting[rest[0]] += rest[1]
@@ -166,7 +166,7 @@ def test_all_together_never_run_more_than_the_limit(events, limit):
 )
 def test_all_together_start_no_more_than_the_rate(events, rate, burst):
     """In any time span: the rate times its length, plus the burst and delayed starts."""
-    world = _World(Limits(None, rate, burst), 4)
+    world = _World(ServiceLimits.of(None, rate, burst), 4)
     for index, wanted, later in events:
         world.waiting[index] += wanted
         world.report(index, 0.0, 0.0, "fine")
@@ -177,7 +177,7 @@ def test_all_together_start_no_more_than_the_rate(events, rate, burst):
 
 
 def _settled(limit: int, clients: int) -> _World:
-    return _World(Limits(limit), clients)
+    return _World(ServiceLimits.of(limit), clients)
 
 
 def _run(world: _World, seconds: float) -> None:
@@ -267,26 +267,26 @@ def test_a_new_server_grants_nothing_until_old_leases_have_ended():
 
 def test_two_jobs_with_different_limits_get_an_error():
     server = LeaseServer(-math.inf)
-    server.sync(LeaseRequest("a", 1, Limits(6), TTL, wanted=1), 0.0)
+    server.sync(LeaseRequest("a", 1, ServiceLimits.of(6), TTL, wanted=1), 0.0)
     with pytest.raises(LimitsDiffer, match=r"max_concurrent=6.*max_concurrent=3"):
-        server.sync(LeaseRequest("b", 1, Limits(3), TTL, wanted=1), 0.1)
+        server.sync(LeaseRequest("b", 1, ServiceLimits.of(3), TTL, wanted=1), 0.1)
     assert (
-        server.sync(LeaseRequest("b", 2, Limits(3), TTL, wanted=9), 0.1 + TTL + KEPT_S).held == 3
+        server.sync(LeaseRequest("b", 2, ServiceLimits.of(3), TTL, wanted=9), 0.1 + TTL + KEPT_S).held == 3
     )  # the other has gone
 
 
 def test_a_report_that_comes_late_changes_nothing():
     server = LeaseServer(-math.inf)
-    server.sync(LeaseRequest("a", 2, Limits(6), TTL, held=4, in_use=4), 0.0)
+    server.sync(LeaseRequest("a", 2, ServiceLimits.of(6), TTL, held=4, in_use=4), 0.0)
     with pytest.raises(ConnectionError):
-        server.sync(LeaseRequest("a", 1, Limits(6), TTL), 0.1)
-    assert server.sync(LeaseRequest("b", 1, Limits(6), TTL, wanted=6), 0.2).held == 1  # "a" has 5
+        server.sync(LeaseRequest("a", 1, ServiceLimits.of(6), TTL), 0.1)
+    assert server.sync(LeaseRequest("b", 1, ServiceLimits.of(6), TTL, wanted=6), 0.2).held == 1  # "a" has 5
 
 
 def test_overload_of_one_client_slows_all():
     server = LeaseServer(-math.inf)
-    server.sync(LeaseRequest("a", 1, Limits(8), TTL, overloads=1, retry_after=3.0, wanted=1), 0.0)
-    lease = server.sync(LeaseRequest("b", 1, Limits(8), TTL, wanted=8), 0.1)
+    server.sync(LeaseRequest("a", 1, ServiceLimits.of(8), TTL, overloads=1, retry_after=3.0, wanted=1), 0.0)
+    lease = server.sync(LeaseRequest("b", 1, ServiceLimits.of(8), TTL, wanted=8), 0.1)
     assert 2.8 < lease.paused_s < 4
     assert (lease.concurrent, lease.overloads) == (4, 1)
     assert lease.held <= 4
@@ -294,7 +294,7 @@ def test_overload_of_one_client_slows_all():
 
 def _leases_for(wants: Counter[str], rate: float) -> dict[str, Lease]:
     server = LeaseServer(-math.inf)
-    limits = Limits(None, rate, 1.0)
+    limits = ServiceLimits.of(None, rate, 1.0)
     found: dict[str, Lease] = {}
     for number in (1, 2):
         for name, count in wants.items():
@@ -335,7 +335,7 @@ def test_a_client_that_stood_still_gives_up_its_calls():
 
 
 def test_a_new_server_gives_out_no_burst_a_second_time():
-    limits = Limits(None, 1.0, 50.0)
+    limits = ServiceLimits.of(None, 1.0, 50.0)
     first = LeaseServer(-math.inf)
     assert len(first.sync(LeaseRequest("a", 1, limits, TTL, starts_wanted=50), 0.0).starts) == 50
     second = LeaseServer(0.0)
@@ -344,21 +344,21 @@ def test_a_new_server_gives_out_no_burst_a_second_time():
 
 def test_clients_of_one_limiter_go_by_one_time_to_live():
     server = LeaseServer(-math.inf)
-    server.sync(LeaseRequest("a", 1, Limits(2), 10.0, wanted=1), 0.0)
+    server.sync(LeaseRequest("a", 1, ServiceLimits.of(2), 10.0, wanted=1), 0.0)
     with pytest.raises(LimitsDiffer, match=r"ttl=10\.0.*ttl=0\.3"):
-        server.sync(LeaseRequest("b", 1, Limits(2), 0.3, wanted=1), 0.1)
+        server.sync(LeaseRequest("b", 1, ServiceLimits.of(2), 0.3, wanted=1), 0.1)
 
 
 def test_limits_stay_for_a_while_after_their_last_client():
     """Two tools that are set up one after the other get the error before the first call."""
     server = LeaseServer(-math.inf)
-    server.sync(LeaseRequest("a", 1, Limits(10), TTL), 0.0)
+    server.sync(LeaseRequest("a", 1, ServiceLimits.of(10), TTL), 0.0)
     with pytest.raises(LimitsDiffer):
-        server.sync(LeaseRequest("b", 1, Limits(3), TTL), 0.1)
+        server.sync(LeaseRequest("b", 1, ServiceLimits.of(3), TTL), 0.1)
 
 
 def test_lost_report_is_sent_again():
-    client = LeaseClient("a", Limits(8), TTL)
+    client = LeaseClient("a", ServiceLimits.of(8), TTL)
     client.record_overload(0.0, 5.0)
     assert client.make_request(0.0, 0).overloads == 1
     again = client.make_request(0.1, 0)

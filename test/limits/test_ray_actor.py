@@ -22,7 +22,7 @@ from helpers.limiter_process import call_for, count_calls, hold, most_at_once
 from torchrl_agentic import InfrastructureError
 from torchrl_agentic.dispatch import init_execution_pool
 from torchrl_agentic.limits import ClusterRateLimiter, LimitsDiffer
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
 from torchrl_agentic.limits.ray_actor import NAMESPACE, LeaseActor, RayTransport
 
@@ -209,7 +209,7 @@ def test_error_of_ending_ray_is_a_lost_connection_and_a_new_actor_follows(
     monkeypatch.setattr("ray._private.worker.get", get)
     transport, request = (
         RayTransport("name"),
-        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+        LeaseRequest("client", 1, ServiceLimits.of(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
     )
     with pytest.raises(ConnectionError):
         transport.sync(request, 1.0)
@@ -222,7 +222,7 @@ def test_a_report_that_is_under_way_as_ray_shuts_down_starts_no_cluster(monkeypa
     monkeypatch.setattr(ray, "init", lambda *_, **__: started.append(1))
     transport, request = (
         RayTransport("name"),
-        LeaseRequest("client", 1, Limits(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
+        LeaseRequest("client", 1, ServiceLimits.of(1), TTL, 0, 0, 1, 0, 0, 0, None, 0.0),
     )
     transport._actor = SimpleNamespace(sync=SimpleNamespace(remote=lambda request: object()))
     with pytest.raises(ConnectionError):

@@ -9,7 +9,7 @@ from torchrl.envs import Compose
 from torchrl_agentic import EndTrajectory, Task, ToolCompose, TurnTokenizer, load_tasks, tool
 from torchrl_agentic.engines import Engine, Sampled
 from torchrl_agentic.rollout import rollout
-from torchrl_agentic.rollout.prompt_length import PromptLength
+from torchrl_agentic.rollout.load_tasks import PromptLength
 
 
 @tool

@@ -59,7 +59,7 @@ from torchrl_agentic.collectors.workers import Runs, Workers
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling, warn_of_bias
 from torchrl_agentic.errors import check_count, check_seconds
 from torchrl_agentic.records import GroupMember, GroupRecord, Recorder

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         OnIds,
         Sampled,
     )
+    from torchrl_agentic.engines.duck_typed_engine import ensure_engine
     from torchrl_agentic.engines.engine_pool import EnginePool
     from torchrl_agentic.engines.http_engine import HTTPEngine
-    from torchrl_agentic.engines.look_alike_engine import ensure_engine
     from torchrl_agentic.engines.openai_engine import OpenAIEngine
     from torchrl_agentic.engines.pool_engines import PoolMember
     from torchrl_agentic.engines.recorded_engine import RecordedEngine
@@ -42,7 +42,7 @@ _WHERE = {
     ),
     "engine_pool": ("EnginePool",),
     "http_engine": ("HTTPEngine",),
-    "look_alike_engine": ("ensure_engine",),
+    "duck_typed_engine": ("ensure_engine",),
     "openai_engine": ("OpenAIEngine",),
     "pool_engines": ("PoolMember",),
     "recorded_engine": ("RecordedEngine",),

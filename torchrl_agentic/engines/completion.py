@@ -50,7 +50,7 @@ class InvalidCompletion(ValueError):
 
 
 @dataclass(slots=True)
-class _Call:
+class _CallPieces:
     call_id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list[str])
@@ -85,7 +85,7 @@ class Completion:
     _text: list[str] = field(default_factory=list[str])
     _reasoning: list[str] = field(default_factory=list[str])
     _refusal: list[str] = field(default_factory=list[str])
-    _calls: list[_Call] = field(default_factory=list[_Call])
+    _calls: list[_CallPieces] = field(default_factory=list[_CallPieces])
 
     @property
     def has_failed(self) -> bool:
@@ -148,11 +148,11 @@ class Completion:
             thought = part.get(kind)
             self._reasoning.append(thought if isinstance(thought, str) else content_text(thought))
 
-    def _new_call(self, item: JSON) -> _Call:
-        self._calls.append(_Call(index=(fields_of(item) or {}).get("index")))
+    def _new_call(self, item: JSON) -> _CallPieces:
+        self._calls.append(_CallPieces(index=(fields_of(item) or {}).get("index")))
         return self._calls[-1]
 
-    def _call_of(self, item: JSON) -> _Call:
+    def _call_of(self, item: JSON) -> _CallPieces:
         """Return the call that a piece belongs to: by its index, unless a new id says otherwise."""
         fields = fields_of(item) or {}
         index, call_id = fields.get("index"), _string(fields.get("id"))

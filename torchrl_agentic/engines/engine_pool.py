@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, EngineUnusable, OnIds, Sampled
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
-from torchrl_agentic.engines.pool_engines import Check, PoolEngines, PoolMember
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
+from torchrl_agentic.engines.pool_engines import Check, PoolEngines, PoolMember, PoolWeights
 from torchrl_agentic.engines.pool_state import PoolState, Ticket
-from torchrl_agentic.engines.pool_weights import PoolWeights
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 
@@ -165,7 +164,7 @@ class EnginePool(Engine):
             EngineUnusable: If all engines refuse every request.
             ValueError: If the engine cannot take the prompt.
         """
-        heard = _Heard(on_ids) if on_ids is not None or self._stream else None
+        heard = _Listener(on_ids) if on_ids is not None or self._stream else None
         more: dict[str, Any] = {} if media is None else {"media": media}
         avoid: set[int] = set()
         last: Exception | None = None
@@ -315,7 +314,7 @@ class EnginePool(Engine):
         return Sampled(found.ids, found.log_probs, found.finish, version)
 
 
-class _Heard:
+class _Listener:
     """Passes pieces of an answer on, and knows whether there were any."""
 
     __slots__ = ("_on_ids", "has_passed_on")

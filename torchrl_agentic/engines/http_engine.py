@@ -22,8 +22,10 @@ from pydantic_core import from_json, to_json
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
 from torchrl_agentic.engines.http_session import HTTPSession
+from torchrl_agentic.engines.request_checks import FINISHES, check_request
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
+from torchrl_agentic.engines.server_events import DONE, event_data
 from torchrl_agentic.engines.server_metrics import pressure_of, read_metrics
 from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
@@ -46,12 +48,6 @@ _SHOWN = 300
 _LEAST = -3.4e38  # of 32-bit floats
 _LATE = 408
 _CHECK_S = 10.0
-_FINISHES: Mapping[str, Finish] = {
-    "stop": "stop",
-    "length": "length",
-    "repetition": "length",
-    "abort": "aborted",
-}
 
 
 class HTTPEngine(Engine):
@@ -163,7 +159,6 @@ class HTTPEngine(Engine):
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
-        self._failure: str | None = None
         self._has_missed_metrics = False
 
     async def sample(
@@ -182,22 +177,13 @@ class HTTPEngine(Engine):
                 closed, or a weight update has failed.
             ValueError: If the server refuses the request, such as a prompt longer than its context.
         """
-        check_count("max_tokens", max_tokens, optional=False)
-        if not len(ids):
-            raise ValueError("the prompt is empty")
-        if self.context_length is not None and len(ids) >= self.context_length:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens; the model takes {self.context_length}, prompt and answer"
-                " together"
-            )
-        found, made_at = _Piece(), self.version
+        bound = check_request(len(ids), max_tokens, self.context_length)
+        found, made_at = _AnswerPiece(), self.version
         finish: Finish = "aborted"
         try:
             async with self._slots, self._gate.request():
-                if self._failure is not None:
-                    raise InfrastructureError(self._failure)
                 made_at = self.version
-                await self._run(_Request(tuple(ids), int(max_tokens), key, on_ids, found))
+                await self._run(_HTTPRequest(tuple(ids), bound, key, on_ids, found))
                 finish = self._finish_of(found)
         except RequestInterrupted:
             pass
@@ -277,9 +263,10 @@ class HTTPEngine(Engine):
             await stack.enter_async_context(self._gate.closed_for_update())
             if weights is None:
                 pass
-            elif folder is None:
+            elif self._update_weights is not None:
                 await self._gate.drained()
-                await self._load(self._called(weights))
+                with self._gate.loading("the server"):
+                    await self._update_weights(weights)
             else:
                 if not self.can_resume:
                     await self._gate.drained()
@@ -287,24 +274,12 @@ class HTTPEngine(Engine):
                 try:
                     if not await self._gate.settled(SETTLE_S):
                         await self._gate.interrupt()
-                    await self._load(self._command(self._wire.load(str(folder))))
+                    with self._gate.loading("the server"):
+                        await self._command(self._wire.load(str(folder)))
                 finally:
                     await self._command(self._wire.resume)
             self.version += 1
             return self.version
-
-    async def _called(self, weights: Any) -> None:
-        assert self._update_weights is not None
-        await self._update_weights(weights)
-
-    async def _load(self, loading: Awaitable[None]) -> None:
-        """Load weights into the server, in which no request runs."""
-        try:
-            await loading
-        except Exception as error:
-            self._failure = f"an update of the weights failed, and the server may have part of them: {error}"
-            raise InfrastructureError(self._failure) from error
-        self._failure = None
 
     async def _command(self, command: tuple[str, JSON]) -> None:
         """Post a command to the server, with retries."""
@@ -319,7 +294,7 @@ class HTTPEngine(Engine):
         except ValueError as error:
             raise InfrastructureError(f"{error}. {self._wire.hint}") from error
 
-    async def _run(self, request: _Request) -> None:
+    async def _run(self, request: _HTTPRequest) -> None:
         """Run a request, and retry it as long as it has no ids."""
         stream = request.on_ids is not None
 
@@ -328,8 +303,9 @@ class HTTPEngine(Engine):
             payload = self._wire.request(request, name, stream)
             async with self._post(self._wire.path, payload, {"X-Session-ID": request.key}) as response:
                 if stream:
-                    async for data in _events(response):
-                        self._add(request, data)
+                    async for data in event_data(response.content.iter_any()):
+                        if data != DONE:
+                            self._add(request, _event(data))
                 else:
                     self._add(request, _json(await response.read()))
             if request.found.finish is None:
@@ -342,7 +318,7 @@ class HTTPEngine(Engine):
                 raise
             request.found.finish = "abort"  # sampling may resume behind what it has
 
-    def _add(self, request: _Request, data: Any) -> None:
+    def _add(self, request: _HTTPRequest, data: Any) -> None:
         """Add a response, or a piece of a stream, to what is found."""
         try:
             if isinstance(data, Mapping) and data.get("error") is not None:
@@ -361,7 +337,7 @@ class HTTPEngine(Engine):
         if piece.ids and request.on_ids is not None:
             request.on_ids(piece.ids)
 
-    def _check(self, piece: _Piece, before: int, max_tokens: int) -> None:
+    def _check(self, piece: _AnswerPiece, before: int, max_tokens: int) -> None:
         """Raise InfrastructureError if a piece is not what an engine returns."""
         if not set(map(type, piece.ids)) <= {int}:
             raise InfrastructureError(f"{self._url} sent ids that are no whole numbers: {piece.ids!r:.200}")
@@ -389,11 +365,11 @@ class HTTPEngine(Engine):
         if not is_finite:
             raise InfrastructureError(f"{self._url} sent log-probabilities that are no finite numbers")
 
-    def _finish_of(self, found: _Piece) -> Finish:
+    def _finish_of(self, found: _AnswerPiece) -> Finish:
         """Return why an answer ended."""
         if found.ids and found.ids[-1] in self.stop_token_ids:
             return "stop"
-        finish = _FINISHES.get(found.finish or "")
+        finish = FINISHES.get(found.finish or "")
         if finish == "aborted":
             return finish
         if not found.ids:
@@ -467,7 +443,7 @@ class HTTPEngine(Engine):
 
 
 @dataclass(slots=True)
-class _Piece:
+class _AnswerPiece:
     """Ids and log-probabilities of an answer, or of a piece of it; the finish is None before its end."""
 
     ids: list[int] = field(default_factory=list[int])
@@ -476,14 +452,14 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class _HTTPRequest:
     """A request, and what is found so far."""
 
     ids: Sequence[int]
     max_tokens: int
     key: str
     on_ids: OnIds | None
-    found: _Piece
+    found: _AnswerPiece
 
 
 def _json(body: bytes) -> Any:
@@ -493,23 +469,12 @@ def _json(body: bytes) -> Any:
         raise InfrastructureError(f"the server sent no JSON: {body[:_SHOWN]!r}") from None
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Any]:
-    """Yield the JSON of the events of a stream (server-sent events)."""
-    rest = b""
-    async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            name, _, value = line.partition(b":")
-            if name != b"data":
-                continue
-            if value.strip() == b"[DONE]":
-                return
-            try:
-                event = from_json(value)
-            except ValueError:  # a proxy may end a stream in the middle of an event
-                what = f"the server sent no JSON: {value[:_SHOWN]!r}"
-                raise ServiceError(what, "stream", is_transient=True) from None
-            yield event
+def _event(data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError:  # a proxy may end a stream in the middle of an event
+        what = f"the server sent no JSON: {data[:_SHOWN]!r}"
+        raise ServiceError(what, "stream", is_transient=True) from None
 
 
 class _Wire(ABC):
@@ -535,11 +500,11 @@ class _Wire(ABC):
         self.base, self.sampling, self.log_probs, self.model = base, sampling, log_probs, model
 
     @abstractmethod
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         """Return the payload of a request."""
 
     @abstractmethod
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         """Return the new ids of a response, or of an event of a stream."""
 
     @abstractmethod
@@ -561,7 +526,7 @@ class _VLLM(_Wire):
     hint = "A vLLM server has commands for weight updates if VLLM_SERVER_DEV_MODE=1; or give update_weights"
     constraints = frozenset({"structured_outputs"})
 
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         logprobs = {"logprobs": 0} if self.log_probs else {}
         bound = {"max_tokens": request.max_tokens, "detokenize": False}
         return {
@@ -572,13 +537,13 @@ class _VLLM(_Wire):
             **({} if self.model is None else {"model": self.model}),
         }
 
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         if not data["choices"]:
-            return _Piece(finish=before.finish)  # the usage, after the last piece
+            return _AnswerPiece(finish=before.finish)  # the usage, after the last piece
         (choice,) = data["choices"]
         content = (choice.get("logprobs") or {}).get("content") or ()
         log_probs = [each["logprob"] for each in content]
-        return _Piece(list(choice["token_ids"] or ()), log_probs, choice["finish_reason"])
+        return _AnswerPiece(list(choice["token_ids"] or ()), log_probs, choice["finish_reason"])
 
     def load(self, folder: str) -> tuple[str, JSON]:
         return "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}}
@@ -593,7 +558,7 @@ class _SGLang(_Wire):
     hint = "Is it an SGLang server? Otherwise give update_weights"
     constraints = frozenset({"json_schema", "regex", "ebnf", "structural_tag"})
 
-    def request(self, request: _Request, name: str, stream: bool) -> JSON:
+    def request(self, request: _HTTPRequest, name: str, stream: bool) -> JSON:
         bound: dict[str, JSON] = {"max_new_tokens": request.max_tokens, "skip_special_tokens": False}
         return {
             "rid": name,
@@ -604,7 +569,7 @@ class _SGLang(_Wire):
             "routing_key": request.key,
         }
 
-    def read(self, data: Any, before: _Piece) -> _Piece:
+    def read(self, data: Any, before: _AnswerPiece) -> _AnswerPiece:
         meta = data["meta_info"]
         ids = list(data["output_ids"])
         log_probs = [each[0] for each in meta["output_token_logprobs"]] if self.log_probs else []
@@ -613,7 +578,7 @@ class _SGLang(_Wire):
         if had and len(ids) == meta["completion_tokens"]:
             ids, log_probs = ids[had:], log_probs[had:]
         finish = meta["finish_reason"]
-        return _Piece(ids, log_probs, None if finish is None else finish["type"])
+        return _AnswerPiece(ids, log_probs, None if finish is None else finish["type"])
 
     def load(self, folder: str) -> tuple[str, JSON]:
         return "/update_weights_from_disk", {"model_path": folder, "flush_cache": True}

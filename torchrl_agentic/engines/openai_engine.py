@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torchrl_agentic.engines.base import ChatEngine, ContextExceeded, EngineUnusable
 from torchrl_agentic.engines.completion import Completion, InvalidCompletion, api_messages
 from torchrl_agentic.engines.request_gate import RequestGate
+from torchrl_agentic.engines.server_events import DONE, event_data
 from torchrl_agentic.engines.usage import Price, Usage
 from torchrl_agentic.errors import (
     InfrastructureError,
@@ -169,7 +170,7 @@ class OpenAIEngine(ChatEngine):
         # OpenAI's reasoning models take only the new name, many other servers only the old one.
         self._bound = "max_completion_tokens" if host.endswith("openai.com") else "max_tokens"
         self._asks_for_usage = True
-        self._links: dict[asyncio.AbstractEventLoop, _Link] = {}
+        self._links: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         self._is_closed = False
         self._answered, self._refused_in_a_row = 0, 0
         self._usages: dict[str, tuple[Usage, int]] = {}
@@ -294,7 +295,7 @@ class OpenAIEngine(ChatEngine):
     def __repr__(self) -> str:
         return f"OpenAIEngine({self.model!r}, base_url={_shown_url(self._url)!r})"
 
-    def _link(self) -> _Link:
+    def _link(self) -> _LoopConnections:
         """Return the connections of the running event loop."""
         if self._is_closed:
             raise InfrastructureError("the OpenAIEngine was closed; make a new one")
@@ -311,16 +312,18 @@ class OpenAIEngine(ChatEngine):
                 )
             else:
                 client = self._given.with_options(max_retries=0)
-            self._links[loop] = _Link(client, is_own=self._given is None)
+            self._links[loop] = _LoopConnections(client, is_own=self._given is None)
         return self._links[loop]
 
-    async def _with_retries(self, link: _Link, payload: dict[str, Any], max_tokens: int) -> Completion:
+    async def _with_retries(
+        self, link: _LoopConnections, payload: dict[str, Any], max_tokens: int
+    ) -> Completion:
         """Make a request until it is answered, or has failed for good."""
         failed = busy = lowered = 0
         while True:
             try:
                 completion = await self._try(link, payload, max_tokens, may_lower=lowered < MAX_LOWERINGS)
-            except _Adapted as adapted:
+            except _AskAgain as adapted:
                 lowered += adapted.max_tokens is not None
                 max_tokens = adapted.max_tokens or max_tokens
                 continue
@@ -346,7 +349,7 @@ class OpenAIEngine(ChatEngine):
                 return completion
 
     async def _try(
-        self, link: _Link, payload: Mapping[str, Any], max_tokens: int, *, may_lower: bool
+        self, link: _LoopConnections, payload: Mapping[str, Any], max_tokens: int, *, may_lower: bool
     ) -> Completion:
         """Make a request once.
 
@@ -358,7 +361,7 @@ class OpenAIEngine(ChatEngine):
 
         Raises:
             ServiceError: If it failed.
-            _Adapted: If the service refused a form of the request that will not be used again.
+            _AskAgain: If the service refused a form of the request that will not be used again.
             _Refused: If the service refuses to answer this conversation.
         """
         body = dict(payload)
@@ -400,10 +403,10 @@ class OpenAIEngine(ChatEngine):
         try:
             if is_stream:
                 is_done = False
-                async for event in _events(self._bounded(response.iter_bytes())):
-                    is_done = event is _DONE
+                async for data in event_data(self._bounded(response.iter_bytes())):
+                    is_done = data == DONE
                     if not is_done:
-                        self._add(completion, event, is_whole=False)
+                        self._add(completion, read_json(data), is_whole=False)
                 if not is_done and completion.finish is None:
                     raise self._error("ended an answer early", "short")
             else:
@@ -458,21 +461,21 @@ class OpenAIEngine(ChatEngine):
             wait = millis / 1000
         return self._classified(error.status_code, error.code, text, error.param, wait)
 
-    def _adapted(self, text: str, body: Mapping[str, Any], *, may_lower: bool) -> _Adapted | None:
+    def _adapted(self, text: str, body: Mapping[str, Any], *, may_lower: bool) -> _AskAgain | None:
         """Return how to ask again if the service does not take the form of a request."""
         if "max_completion_tokens" in text and "max_tokens" in body and "nsupported" in text:
             self._bound = "max_completion_tokens"
-            return _Adapted()
+            return _AskAgain()
         if "stream_options" in text and "stream_options" in body:
             self._asks_for_usage = False
-            return _Adapted()
+            return _AskAgain()
         most, context, prompt = _MOST.search(text), _CONTEXT.search(text), _PROMPT.search(text)
         room = 0
         if most is not None:
             room = int(most[1] or most[2])
         elif context is not None and prompt is not None:
             room = int(context[1]) - int(prompt[1])
-        return _Adapted(room) if may_lower and 0 < room < body[self._bound] else None
+        return _AskAgain(room) if may_lower and 0 < room < body[self._bound] else None
 
     def _classified(
         self, status: int, code: Any, text: str, param: Any, retry_after: float | None
@@ -510,7 +513,7 @@ class OpenAIEngine(ChatEngine):
         return text.replace(self._key, "[api_key]") if len(self._key) >= 8 else text
 
 
-class _Adapted(Exception):
+class _AskAgain(Exception):
     """The request is made again in another form.
 
     Args:
@@ -527,7 +530,7 @@ class _Refused(Exception):
 
 
 @dataclass(slots=True)
-class _Link:
+class _LoopConnections:
     """The connections of one event loop, and the requests that run over them."""
 
     client: Any
@@ -599,25 +602,3 @@ def _said(error: Any) -> str:
     fields = fields_of(error) or {}
     text = next((found for key in ("message", "detail", "error") if (found := fields.get(key))), error)
     return shorten(text, _SHOWN)
-
-
-_DONE: Any = object()
-
-
-async def _events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Any]:
-    """Yield the JSON of the events of a stream (server-sent events), and `_DONE` at its end."""
-    rest = bytearray()
-    async for chunk in chunks:
-        rest += chunk
-        if b"\n" not in chunk:
-            continue
-        *lines, rest = rest.split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = bytes(line[5:]).strip()
-            if data == b"[DONE]":
-                yield _DONE
-                return
-            if data:
-                yield read_json(data)

@@ -22,7 +22,7 @@ MAX_BLAMED = 2
 
 
 @dataclass(slots=True)
-class Member:
+class MemberState:
     """One engine of a pool.
 
     Attributes:
@@ -68,8 +68,8 @@ class Ticket:
         number: The engine.
         key: Name of the trajectory.
         version: Policy version of the weights of the engine when the request began.
-        epoch: `Member.epoch` at this time.
-        loads: `Member.loads` at this time.
+        epoch: `MemberState.epoch` at this time.
+        loads: `MemberState.loads` at this time.
     """
 
     number: int
@@ -96,9 +96,10 @@ class PoolState:
     the lowest load, the first of several. The weights that sample a trajectory never become older.
 
     Health. A failure takes an engine out, for `retry_s` seconds, then for twice as long after each failure in
-    a row. Then one trial decides: a request of a trajectory without an engine; or, if `Member.brings_back` is
-    set or the engine missed an update, the check or update that the caller of `due` makes. A trajectory whose
-    requests fail on one engine after the other takes out `MAX_BLAMED` of them at most.
+    a row. Then one trial decides: a request of a trajectory without an engine; or, if
+    `MemberState.brings_back` is set or the engine missed an update, the check or update that the caller of
+    `due` makes. A trajectory whose requests fail on one engine after the other takes out `MAX_BLAMED` of them
+    at most.
 
     Versions. An update gives new weights to one engine after the other. Meanwhile an engine gets requests
     only if its version is within `max_skew` of the oldest that serves. Outside of updates, all engines that
@@ -128,7 +129,7 @@ class PoolState:
         longest_retry_s: float = 60.0,
         max_keys: int = MAX_KEYS,
     ) -> None:
-        self.members = [Member(number, limit, version) for number, limit in enumerate(limits)]
+        self.members = [MemberState(number, limit, version) for number, limit in enumerate(limits)]
         self.version = version
         self.target: int | None = None
         self._max_skew = max_skew
@@ -375,13 +376,13 @@ class PoolState:
         lowest = min((one.version for one in serving), default=self.target)
         return highest - self._max_skew, lowest + self._max_skew
 
-    def _may_try(self, one: Member, now: float) -> bool:
+    def _may_try(self, one: MemberState, now: float) -> bool:
         return one.phase == "out" and not one.is_loading and now >= one.retry_at
 
-    def _needs_load(self, one: Member) -> bool:
+    def _needs_load(self, one: MemberState) -> bool:
         return one.brings_back or one.version != self.version
 
-    def _take_out(self, one: Member, now: float, reason: str) -> None:
+    def _take_out(self, one: MemberState, now: float, reason: str) -> None:
         one.phase, one.reason, one.epoch = "out", reason, one.epoch + 1
         one.retry_at = now + min(self._longest_retry_s, self._retry_s * 2.0 ** min(one.failures, 60))
         one.failures += 1

@@ -1,8 +1,19 @@
-"""Checks of requests that all engines share."""
+"""Checks of requests, and finish reasons, that all engines share."""
 
 from __future__ import annotations
 
-from torchrl_agentic.errors import InfrastructureError
+from collections.abc import Mapping
+
+from torchrl_agentic.engines.base import Finish
+from torchrl_agentic.errors import InfrastructureError, check_count
+
+FINISHES: Mapping[str, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "repetition": "length",
+    "abort": "aborted",
+}
+"""The finish of an answer by the finish reason of vLLM or SGLang."""
 
 
 def check_request(n_prompt: int, max_tokens: int, context_length: int | None = None) -> int:
@@ -17,20 +28,20 @@ def check_request(n_prompt: int, max_tokens: int, context_length: int | None = N
         `max_tokens`, or what the prompt leaves of the context if that is less.
 
     Raises:
-        ValueError: If the prompt is empty or leaves no room, or `max_tokens` is below 1.
+        TypeError: If `max_tokens` is not a number.
+        ValueError: If the prompt is empty or leaves no room, or `max_tokens` is below 1 or not whole.
     """
+    check_count("max_tokens", max_tokens, optional=False)
     if n_prompt < 1:
         raise ValueError("the prompt has no token ids; an engine needs at least one")
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be 1 or more; got {max_tokens}")
     if context_length is None:
-        return max_tokens
+        return int(max_tokens)
     if n_prompt >= context_length:
         raise ValueError(
             f"the prompt has {n_prompt} tokens and leaves no room in the context of {context_length}; "
             "bound the trajectory with max_trajectory_tokens"
         )
-    return min(max_tokens, context_length - n_prompt)
+    return min(int(max_tokens), context_length - n_prompt)
 
 
 def closed_error(engine: object) -> InfrastructureError:

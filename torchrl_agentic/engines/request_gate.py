@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any
 
 from torchrl_agentic.errors import InfrastructureError
@@ -27,6 +27,7 @@ class RequestGate:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self._failure: str | None = None
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
@@ -40,7 +41,8 @@ class RequestGate:
         """Run a request as soon as no update is under way.
 
         Raises:
-            InfrastructureError: If the engine is closed, also while the request runs.
+            InfrastructureError: If the engine is closed, also while the request runs, or the last `loading`
+                has failed.
             RequestInterrupted: If `interrupt` ends it.
         """
         scope = asyncio.timeout(None)
@@ -67,6 +69,8 @@ class RequestGate:
         finally:
             self._waiting.discard(scope)
         self.check_open()
+        if self._failure is not None:
+            raise InfrastructureError(self._failure)
         self._running.add(scope)
         self._idle.clear()
 
@@ -78,6 +82,23 @@ class RequestGate:
     def closed_for_update(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold new requests back in this context; one update at a time."""
         return _Update(self._lock, self._open, self.check_open)
+
+    @contextlib.contextmanager
+    def loading(self, server: str) -> Generator[None]:
+        """Load weights in this context; if that fails, requests fail too until weights are loaded.
+
+        Args:
+            server: What may have a part of the weights then, for the message.
+
+        Raises:
+            InfrastructureError: If the weights cannot be loaded.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"an update of the weights failed, and {server} may have part of them: {error}"
+            raise InfrastructureError(self._failure) from error
+        self._failure = None
 
     async def complete(self, update: Coroutine[Any, Any, int]) -> int:
         """Run an update, to its end even if the caller is cancelled, and return its result.

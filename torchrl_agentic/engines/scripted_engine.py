@@ -19,7 +19,7 @@ Script: TypeAlias = (
 
 
 @dataclass(slots=True)
-class Place:
+class ScriptPosition:
     """Where in its answers a request is.
 
     Attributes:
@@ -53,7 +53,7 @@ class AnswerCursor:
         # By trajectory: its turn, and the answer that was begun in it, with the length of its prompt.
         self._known: OrderedDict[str, tuple[int, Sequence[int] | None, int]] = OrderedDict()
 
-    def find(self, key: str, ids: Sequence[int]) -> Place:
+    def find(self, key: str, ids: Sequence[int]) -> ScriptPosition:
         """Return the answer to a prompt, in time O(length of the answer).
 
         Args:
@@ -68,7 +68,7 @@ class AnswerCursor:
         self._known.move_to_end(key)
         if len(self._known) > MOST_KEYS:
             self._known.popitem(last=False)
-        return Place(turn, answer, done)
+        return ScriptPosition(turn, answer, done)
 
     def finish(self, key: str, turn: int) -> None:
         """Count an answer: the next request with this key asks for the next one.
@@ -82,7 +82,7 @@ class AnswerCursor:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _ScriptedRequest:
     version: int
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -149,7 +149,7 @@ class ScriptedEngine(Engine):
         self._cursor = AnswerCursor(self._encoded)
         self._names: dict[str, int] = {}
         self._places = asyncio.Semaphore(max_concurrent)
-        self._running: dict[_Request, None] = {}  # in the order in which they began
+        self._running: dict[_ScriptedRequest, None] = {}  # in the order in which they began
         self._is_closed = False
 
     async def sample(
@@ -162,7 +162,7 @@ class ScriptedEngine(Engine):
         async with self._places:
             if self._is_closed:
                 raise closed_error(self)
-            request = _Request(self.version)
+            request = _ScriptedRequest(self.version)
             place = self._cursor.find(key, ids)
             self._running[request] = None
             try:
@@ -171,7 +171,7 @@ class ScriptedEngine(Engine):
                 self._running.pop(request, None)
 
     async def _answer(
-        self, request: _Request, place: Place, bound: int, key: str, on_ids: OnIds | None
+        self, request: _ScriptedRequest, place: ScriptPosition, bound: int, key: str, on_ids: OnIds | None
     ) -> Sampled:
         rest = place.ids[place.done : place.done + bound]
         size = self._piece_tokens or max(1, len(rest))

@@ -27,7 +27,7 @@ from torchrl_agentic.tokens.writer import stop_ids
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _DecodeRequest:
     key: str
     ids: list[int]  # the prompt, then what was sampled
     n_prompt: int
@@ -111,10 +111,13 @@ class TransformersEngine(Engine):
         self.sampling = Sampling.of(options, is_processed=True)
         self._seed = os.urandom(8).hex() if seed is None else str(seed)
         self._decoder = _Decoder(
-            model, config, _Choice(temperature, top_p, top_k, tokenizer.pad_token_id), prefix_cache_tokens
+            model,
+            config,
+            _TokenChoice(temperature, top_p, top_k, tokenizer.pad_token_id),
+            prefix_cache_tokens,
         )
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[_DecodeRequest] = deque()
+        self._running: list[_DecodeRequest] = []
         self._driver: asyncio.Task[None] | None = None
         self._between_steps = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "torchrl_agentic-model")
@@ -133,7 +136,9 @@ class TransformersEngine(Engine):
         if self._is_closed:
             raise closed_error(self)
         loop = asyncio.get_running_loop()
-        request = _Request(key, list(ids), len(ids), bound, on_ids, loop.create_future(), random.Random())
+        request = _DecodeRequest(
+            key, list(ids), len(ids), bound, on_ids, loop.create_future(), random.Random()
+        )
         self._waiting.append(request)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
@@ -194,9 +199,9 @@ class TransformersEngine(Engine):
             left = [*self._running, *self._waiting]
             self._fail(left, InfrastructureError("the driver of the engine was cancelled"))
 
-    def _joining(self, room: int) -> list[_Request]:
+    def _joining(self, room: int) -> list[_DecodeRequest]:
         """Return requests that wait, as many as there is room for."""
-        joining: list[_Request] = []
+        joining: list[_DecodeRequest] = []
         while self._waiting and len(joining) < room:
             request = self._waiting.popleft()
             if not request.future.done():
@@ -206,7 +211,7 @@ class TransformersEngine(Engine):
                 joining.append(request)
         return joining
 
-    def _add(self, request: _Request, token: int, log_prob: float) -> None:
+    def _add(self, request: _DecodeRequest, token: int, log_prob: float) -> None:
         """Add a token to an answer, and end the answer if it is complete."""
         if request.future.done():
             return
@@ -223,7 +228,7 @@ class TransformersEngine(Engine):
         elif len(request.log_probs) >= request.bound:
             self._settle(request, "length")
 
-    def _settle(self, request: _Request, finish: Literal["stop", "length", "aborted"]) -> None:
+    def _settle(self, request: _DecodeRequest, finish: Literal["stop", "length", "aborted"]) -> None:
         if not request.future.done():
             sampled = request.ids[request.n_prompt :]
             request.future.set_result(Sampled(sampled, request.log_probs, finish, request.version))
@@ -241,14 +246,14 @@ class TransformersEngine(Engine):
         self._decoder.clear()
 
     @staticmethod
-    def _fail(requests: Sequence[_Request], error: InfrastructureError) -> None:
+    def _fail(requests: Sequence[_DecodeRequest], error: InfrastructureError) -> None:
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _TokenChoice:
     """Chooses the next token of each row."""
 
     temperature: float
@@ -316,7 +321,7 @@ class _Prefix:
 class _Rows:
     """Rows of a batch: their keys and values, per layer [B, H, L, D], aligned at the right."""
 
-    requests: list[_Request]
+    requests: list[_DecodeRequest]
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     lengths: torch.Tensor  # number of valid columns of each row, int64, [B]
     cache: DynamicCache | None = None  # holds `layers`, until rows join or leave
@@ -368,7 +373,7 @@ def _cache_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCac
 class _Decoder:
     """The model, the keys and values of its batch, and those that are kept; used by one thread at a time."""
 
-    def __init__(self, model: Any, config: Any, choice: _Choice, prefix_tokens: int) -> None:
+    def __init__(self, model: Any, config: Any, choice: _TokenChoice, prefix_tokens: int) -> None:
         kinds = set(getattr(config, "layer_types", None) or ())
         windows = {"sliding_attention", "chunked_attention"}
         if not kinds <= {"full_attention", *windows}:
@@ -399,7 +404,7 @@ class _Decoder:
         load_weights(self._model, weights)
 
     @torch.no_grad()
-    def step(self, kept: Sequence[int], joining: Sequence[_Request]) -> list[tuple[int, float]]:
+    def step(self, kept: Sequence[int], joining: Sequence[_DecodeRequest]) -> list[tuple[int, float]]:
         """Sample one token for each row of the batch, and for requests that join it.
 
         Args:
@@ -436,7 +441,7 @@ class _Decoder:
         self._rows = _Rows(rows.requests, layers, rows.lengths + 1, cache)
         return logits
 
-    def _prefill(self, requests: Sequence[_Request]) -> tuple[_Rows, torch.Tensor]:
+    def _prefill(self, requests: Sequence[_DecodeRequest]) -> tuple[_Rows, torch.Tensor]:
         """Return new rows and their first logits, [B, V]."""
         prefixes = [self._prefix_of(request) for request in requests]
         news = [request.ids[len(prefix.ids) :] for request, prefix in zip(requests, prefixes, strict=True)]
@@ -492,7 +497,7 @@ class _Decoder:
         filled: list[Any] = list(cache.layers)
         return output.logits[:, -1], [(layer.keys, layer.values) for layer in filled]
 
-    def _prefix_of(self, request: _Request) -> _Prefix:
+    def _prefix_of(self, request: _DecodeRequest) -> _Prefix:
         """Return the kept keys and values that the prompt begins with; its last token is always computed."""
         kept = self._prefixes.pop(request.key, None)
         if kept is None:

@@ -77,6 +77,9 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Usage)))
 
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(Usage)))
+
     @property
     def tokens(self) -> int:
         """Number of prompt and completion tokens."""

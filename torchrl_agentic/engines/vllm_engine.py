@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import uuid
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
+from torchrl_agentic.engines.base import Engine, EnginePressure, OnIds, Sampled
+from torchrl_agentic.engines.request_checks import FINISHES, check_request
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.weights import (
@@ -30,7 +32,7 @@ from torchrl_agentic.engines.weights import (
     in_thread,
     weights_folder,
 )
-from torchrl_agentic.errors import InfrastructureError, MissingExtra, check_count
+from torchrl_agentic.errors import InfrastructureError, MissingExtra
 from torchrl_agentic.parsers import get_parser
 from torchrl_agentic.tokens.writer import stop_ids
 
@@ -44,12 +46,6 @@ OnUpdate: TypeAlias = Literal["abort", "wait", "keep"]
 LoadWeights: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 
 _FORBID = -100.0
-_FINISHES: Mapping[str, Finish] = {
-    "stop": "stop",
-    "length": "length",
-    "repetition": "length",
-    "abort": "aborted",
-}
 PROCESSED = "processed_logprobs"
 """The `logprobs_mode` of vLLM in which log-probabilities are those of the distribution sampled from."""
 _OWN = ("n", "stop", "max_tokens", "output_kind", "stop_token_ids", "logprobs")
@@ -131,10 +127,7 @@ class VLLMEngine(Engine):
         tools: Tools = (),
         parallel_tool_calls: bool = True,
     ) -> None:
-        try:
-            from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        params = _vllm_module("sampling_params")
         if (own := sorted(set(_OWN) & set(sampling or ()))) != []:
             raise ValueError(
                 f"sampling cannot have {', '.join(own)}: the engine sets it, or samples ids only"
@@ -162,7 +155,7 @@ class VLLMEngine(Engine):
         }
         if tool_choice is not None:
             options["structured_outputs"] = structural_tag(parser, tools, tool_choice, parallel_tool_calls)
-        self._params: Any = SamplingParams(**options)
+        self._params: Any = params.SamplingParams(**options)
         self.sampling = Sampling.of(options, is_processed=logprobs_mode(engine) == PROCESSED)
         self.can_resume = self._params.structured_outputs is None
         if on_update not in (None, "abort", "wait", "keep"):
@@ -184,7 +177,6 @@ class VLLMEngine(Engine):
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex[:8]
         self._gate = RequestGate()
-        self._failure: str | None = None
         self._labels: dict[str, int] = {}
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
 
@@ -209,17 +201,13 @@ class VLLMEngine(Engine):
         Raises:
             MissingExtra: If vLLM is not installed.
         """
-        try:
-            from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
-            from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+        arguments, engine = _vllm_module("engine.arg_utils"), _vllm_module("v1.engine.async_llm")
         if tokenizer is None:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model)
         args = {"enable_log_requests": False, "logprobs_mode": PROCESSED, **(engine_args or {})}
-        llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(model), **args))
+        llm: Any = engine.AsyncLLM.from_engine_args(arguments.AsyncEngineArgs(model=str(model), **args))
         try:
             made = cls(llm, tokenizer=tokenizer, **options)
             if "disable_log_stats" not in args:
@@ -245,28 +233,19 @@ class VLLMEngine(Engine):
             InfrastructureError: If vLLM is closed, lost or overloaded, or a weight update has failed.
             ValueError: If vLLM cannot take the prompt, such as one longer than its context.
         """
-        check_count("max_tokens", max_tokens, optional=False)
-        if not len(ids):
-            raise ValueError("the prompt is empty")
-        if self.context_length is not None and len(ids) >= self.context_length:
-            raise ValueError(
-                f"the prompt has {len(ids)} tokens; the model takes {self.context_length}, prompt and answer"
-                " together"
-            )
         params = self._params.clone()
-        params.skip_clone, params.max_tokens = True, int(max_tokens)
+        params.skip_clone = True
+        params.max_tokens = check_request(len(ids), max_tokens, self.context_length)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         self._server.check_loop()
         made_at = self.version
         try:
             async with self._gate.request():
-                if self._failure is not None:
-                    raise InfrastructureError(self._failure)
                 made_at = self.version
                 answer = await self._server.run(self._new_name(key), list(ids), params, key, on_ids)
         except RequestInterrupted:
-            answer = _Answer([], [], "abort")
-        finish = _FINISHES.get(answer.finish)
+            answer = _Output([], [], "abort")
+        finish = FINISHES.get(answer.finish)
         if finish is None:
             raise InfrastructureError(f"vLLM ended a request with {answer.finish!r}")
         version = min((self._labels.get(label, made_at) for label in answer.labels), default=made_at)
@@ -295,7 +274,8 @@ class VLLMEngine(Engine):
         Returns:
             None without its statistics, with `disable_log_stats` or `AsyncVLLM`.
         """
-        return self._server.pressure()
+        stats = self._server.stats
+        return None if stats is None else stats.pressure()
 
     async def close(self) -> None:
         """End all requests with InfrastructureError, and vLLM if `from_model` started it."""
@@ -320,7 +300,11 @@ class VLLMEngine(Engine):
                 if not self._server.has_labels and not await self._gate.settled(SETTLE_S):
                     await self._gate.interrupt()  # they arrived too late to be aborted
                 if weights is not None:
-                    await self._load(weights, folder)
+                    with self._gate.loading("vLLM"):
+                        if self._load_weights is not None:
+                            await self._load_weights(self._server.engine, weights)
+                        else:
+                            await self._server.load(str(folder))
                 self.version += 1
                 label = f"{self._name}-{self.version}"
                 self._labels[label] = self.version
@@ -328,18 +312,6 @@ class VLLMEngine(Engine):
             finally:
                 await self._server.resume()
             return self.version
-
-    async def _load(self, weights: Any, folder: Path | None) -> None:
-        """Load weights into vLLM, which is paused."""
-        try:
-            if self._load_weights is not None:
-                await self._load_weights(self._server.engine, weights)
-            else:
-                await self._server.load(str(folder))
-        except Exception as error:
-            self._failure = f"an update of the weights failed, and vLLM may have part of them: {error}"
-            raise InfrastructureError(self._failure) from error
-        self._failure = None
 
     @contextlib.contextmanager
     def _folder_of(self, weights: Weights | str | Path) -> Generator[Path]:
@@ -352,7 +324,7 @@ class VLLMEngine(Engine):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Output:
     """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
 
     ids: list[int]
@@ -378,6 +350,8 @@ class _Server(ABC):
     """Answers have the labels of the weights that sampled them."""
     can_abort: bool = True
     """An update can end requests with the ids that they have."""
+    stats: _Stats | None = None
+    """How full the engine is, if that is known."""
 
     def read(self, config: Any) -> None:
         """Read the facts about a model off vLLM's configuration."""
@@ -390,7 +364,7 @@ class _Server(ABC):
         self.is_tied = bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", False))
 
     @abstractmethod
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
         """Run a request."""
 
     @abstractmethod
@@ -401,25 +375,18 @@ class _Server(ABC):
     async def load(self, folder: str) -> None:
         """Load the weights of a folder."""
 
-    @abstractmethod
-    async def mark(self, label: str) -> None:
-        """Name the weights that vLLM has."""
+    async def mark(self, label: str) -> None:  # noqa: B027
+        """Name the weights that vLLM has, if it `has_labels`."""
 
-    @abstractmethod
-    async def resume(self) -> None:
+    async def resume(self) -> None:  # noqa: B027
         """End a pause."""
 
     @abstractmethod
     async def shut_down(self) -> None:
         """End vLLM."""
 
-    @abstractmethod
-    def check_loop(self) -> None:
+    def check_loop(self) -> None:  # noqa: B027
         """Raise RuntimeError if the engine is in use on another event loop."""
-
-    def pressure(self) -> EnginePressure | None:
-        """Return how full the engine is; None if it is unknown."""
-        return None
 
     def mute(self) -> None:  # noqa: B027
         """Collect no other statistics than those of `pressure`."""
@@ -433,26 +400,21 @@ class _InProcess(_Server):
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.read(engine.vllm_config)
-        self._stats = _stats_of(engine)
-
-    def pressure(self) -> EnginePressure | None:
-        return None if self._stats is None else self._stats.pressure()
+        self.stats = _stats_of(engine)
 
     def mute(self) -> None:
-        if self._stats is not None:
-            self.engine.logger_manager.stat_loggers[:] = [self._stats]
+        if self.stats is not None:
+            self.engine.logger_manager.stat_loggers[:] = [self.stats]
 
     def check_loop(self) -> None:
         handler = self.engine.output_handler
         if handler is not None and handler.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("this AsyncLLM is in use on another event loop; start one for each loop")
 
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
-        found = _Answer([], [], "abort")
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        tokens_input = _vllm_module("inputs").tokens_input
+        params.output_kind = _output_kind(on_ids)
+        found = _Output([], [], "abort")
         with _errors():
             outputs = self.engine.generate(tokens_input(ids), params, name, session_id=key)
             try:
@@ -498,20 +460,12 @@ class _Offline(_Server):
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.read(engine.llm_engine.vllm_config)
-        self._stats = _stats_of(engine.llm_engine)
+        self.stats = _stats_of(engine.llm_engine)
         self._stepper = _steppers.setdefault(engine, _Stepper(engine.llm_engine))
 
-    def pressure(self) -> EnginePressure | None:
-        return None if self._stats is None else self._stats.pressure()
-
-    def check_loop(self) -> None:
-        pass
-
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY if on_ids is None else RequestOutputKind.DELTA
-        job = _Job(name, ids, params, on_ids, asyncio.get_running_loop().create_future())
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        params.output_kind = _output_kind(on_ids)
+        job = _OfflineRequest(name, ids, params, on_ids, asyncio.get_running_loop().create_future())
         self._stepper.add(job)
         try:
             with _errors():
@@ -530,26 +484,20 @@ class _Offline(_Server):
             )
             await self._stepper.call(self.engine.reset_prefix_cache)
 
-    async def mark(self, label: str) -> None:
-        del label
-
-    async def resume(self) -> None:
-        pass
-
     async def shut_down(self) -> None:
         await self._stepper.call(self.engine.llm_engine.engine_core.shutdown)
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _OfflineRequest:
     """A request to a `vllm.LLM`; `found` is the answer so far."""
 
     name: str
     ids: list[int]
     params: Any
     on_ids: OnIds | None
-    future: asyncio.Future[_Answer]
-    found: _Answer = _Answer([], [], "abort")
+    future: asyncio.Future[_Output]
+    found: _Output = _Output([], [], "abort")
 
     def tell(self, output: Any) -> None:
         """Pass an output or an error on to the event loop of the request; any thread may call."""
@@ -583,16 +531,16 @@ class _Stepper:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "torchrl_agentic-vllm")
-        self._jobs: deque[_Job] = deque()  # that begin, or are cancelled
-        self._running: dict[str, _Job] = {}
+        self._jobs: deque[_OfflineRequest] = deque()  # that begin, or are cancelled
+        self._running: dict[str, _OfflineRequest] = {}
 
-    def add(self, job: _Job) -> None:
+    def add(self, job: _OfflineRequest) -> None:
         """Begin a request, in one step with the others of this moment."""
         self._jobs.append(job)
         if len(self._jobs) == 1:
             asyncio.get_running_loop().call_soon(self._thread.submit, self._step_all)
 
-    def abort(self, job: _Job) -> None:
+    def abort(self, job: _OfflineRequest) -> None:
         """End a request whose caller was cancelled."""
         self.add(job)
 
@@ -623,8 +571,7 @@ class _Stepper:
 
     def _take(self) -> None:
         """Hand the engine the requests that begin, and end those that were cancelled."""
-        from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-
+        tokens_input = _vllm_module("inputs").tokens_input
         while self._jobs:
             job = self._jobs.popleft()
             if job.name in self._running:
@@ -731,13 +678,8 @@ class _Actors(_Server):
         self._running = [0] * len(engine.actors)
         self._place_of: OrderedDict[str, int] = OrderedDict()
 
-    def check_loop(self) -> None:
-        pass
-
-    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Answer:
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        params.output_kind = RequestOutputKind.FINAL_ONLY
+    async def run(self, name: str, ids: list[int], params: Any, key: str, on_ids: OnIds | None) -> _Output:
+        params.output_kind = _output_kind(None)
         place = self._choose(key)
         self._running[place] += 1
         try:
@@ -767,9 +709,6 @@ class _Actors(_Server):
     async def load(self, folder: str) -> None:
         await self._all("collective_rpc_v1", "reload_weights", None, (), {"weights_path": folder})
         await self._all("reset_prefix_cache")
-
-    async def mark(self, label: str) -> None:
-        del label
 
     async def resume(self) -> None:
         await self._all("wake_up", ["scheduling"])
@@ -806,6 +745,20 @@ class _Actors(_Server):
             raise InfrastructureError(f"AsyncVLLM: {type(error).__name__}: {cause or error}") from error
 
 
+def _vllm_module(name: str) -> Any:
+    """Return a module of vLLM, which is imported when it is used."""
+    try:
+        return importlib.import_module(f"vllm.{name}")
+    except ImportError:
+        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
+
+
+def _output_kind(on_ids: OnIds | None) -> Any:
+    """Return which outputs of a request vLLM makes: the pieces if somebody hears them, else the whole."""
+    kinds = _vllm_module("sampling_params").RequestOutputKind
+    return kinds.FINAL_ONLY if on_ids is None else kinds.DELTA
+
+
 @contextlib.contextmanager
 def _errors() -> Generator[None]:
     """Turn errors of vLLM into ours."""
@@ -819,7 +772,7 @@ def _errors() -> Generator[None]:
         raise InfrastructureError(f"vLLM: {type(error).__name__}: {error}") from error
 
 
-def _answer_of(output: Any) -> _Answer:
+def _answer_of(output: Any) -> _Output:
     """Return what a `RequestOutput` holds."""
     (answer,) = output.outputs
     ids, each = list(answer.token_ids), answer.logprobs
@@ -830,17 +783,17 @@ def _answer_of(output: Any) -> _Answer:
         if len(log_probs) != len(ids):
             raise InfrastructureError(f"vLLM gave {len(log_probs)} log-probabilities of {len(ids)} tokens")
     labels = [span.version for span in answer.weight_versions or () if span.end > span.start]
-    return _Answer(ids, log_probs, answer.finish_reason or "abort", labels)
+    return _Output(ids, log_probs, answer.finish_reason or "abort", labels)
 
 
-def _joined(before: _Answer, piece: _Answer) -> _Answer:
+def _joined(before: _Output, piece: _Output) -> _Output:
     """Return an answer with a further piece, whose finish and labels are those of the whole."""
     if not before.ids:
         return piece
     log_probs = None
     if before.log_probs is not None and piece.log_probs is not None:
         log_probs = before.log_probs + piece.log_probs
-    return _Answer(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
+    return _Output(before.ids + piece.ids, log_probs, piece.finish, piece.labels)
 
 
 def logprobs_mode(engine: Any) -> str | None:
@@ -919,11 +872,7 @@ def structural_tag(
         raise ValueError(
             f"the format {get_parser(parser).name!r} has no structural tag; leave tool_choice out"
         )
-    try:
-        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise MissingExtra("Generating with vLLM", "vllm", "vllm") from None
-    return StructuredOutputsParams(structural_tag=json.dumps(tag))
+    return _vllm_module("sampling_params").StructuredOutputsParams(structural_tag=json.dumps(tag))
 
 
 def without_padding(pad: int, vocab_size: int | None) -> dict[int, float] | None:

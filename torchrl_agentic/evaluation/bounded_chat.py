@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchrl_agentic.engines.base import ChatEngine, ContextExceeded
+from torchrl_agentic.engines.duck_typed_engine import EngineWrapper
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
 
 
-class BoundedChat(ChatEngine):
+class BoundedChat(EngineWrapper, ChatEngine):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A `ChatEngine` that ends a trajectory at a number of tokens, by the usage that responses report.
 
     The tokens of a message are known only by the next response. So a request is refused once the latest
@@ -24,17 +25,8 @@ class BoundedChat(ChatEngine):
 
     def __init__(self, engine: ChatEngine, max_tokens: int) -> None:
         check_count("max_trajectory_tokens", max_tokens, optional=False)
-        self._engine, self._max_tokens = engine, max_tokens
-
-    @property
-    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Policy version of the engine."""
-        return self._engine.version
-
-    @property
-    def max_concurrent(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Number of requests that the engine works on at once."""
-        return self._engine.max_concurrent
+        super().__init__(engine)
+        self._max_tokens = max_tokens
 
     async def chat(
         self,
@@ -49,16 +41,8 @@ class BoundedChat(ChatEngine):
         Raises:
             ContextExceeded: If the latest response of the trajectory has reached the bound.
         """
-        left = self._max_tokens - (self._engine.conversation_tokens(key) or 0)
+        left = self._max_tokens - (self.target.conversation_tokens(key) or 0)
         if left <= 0:
             raise ContextExceeded(f"{key} has reached max_trajectory_tokens={self._max_tokens}")
         bound = min(max_tokens, left)
-        return await self._engine.chat(messages, tools=tools, max_tokens=bound, key=key)
-
-    async def update(self, weights: Any) -> int:
-        """Load new weights, as `Engine.update` does."""
-        return await self._engine.update(weights)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine.close()
+        return await self.target.chat(messages, tools=tools, max_tokens=bound, key=key)

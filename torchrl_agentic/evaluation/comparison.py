@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from torchrl_agentic.evaluation.estimates import Difference, paired_difference
-from torchrl_agentic.evaluation.eval_result import EvalResult
+from torchrl_agentic.evaluation.eval_result import EvalResult, made_table, text_of
 from torchrl_agentic.messages import JSON
 
 if TYPE_CHECKING:
@@ -55,40 +54,24 @@ class EvalComparison:
 
     def table(self) -> Table:
         """Return the comparison as a table of rich."""
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        title = Text(f"{self.second} compared with {self.first}, task by task")
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-        for name in (
-            "score",
-            "first",
-            "second",
-            "difference",
-            "95% interval",
-            "p",
-            "better",
-            "worse",
-            "tasks",
-        ):
-            table.add_column(name, justify="left" if name == "score" else "right")
+        rows: list[Sequence[str]] = []
         for name, change in self.changes.items():
             found = change.difference
-            interval = "–" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}"
-            cells = [
-                name,
-                f"{change.first:.3f}",
-                f"{change.second:.3f}",
-                f"{found.value:+.3f}",
-                interval,
-                f"{found.p_value:.3f}" if found.p_value >= 0.001 else "<0.001",
-                str(len(change.better)),
-                str(len(change.worse)),
-                str(found.n_tasks),
-            ]
-            table.add_row(*map(Text, cells))
-        return table
+            rows.append(
+                (
+                    name,
+                    f"{change.first:.3f}",
+                    f"{change.second:.3f}",
+                    f"{found.value:+.3f}",
+                    "–" if found.low is None else f"{found.low:+.3f} to {found.high:+.3f}",
+                    f"{found.p_value:.3f}" if found.p_value >= 0.001 else "<0.001",
+                    str(len(change.better)),
+                    str(len(change.worse)),
+                    str(found.n_tasks),
+                )
+            )
+        names = "score", "first", "second", "difference", "95% interval", "p", "better", "worse", "tasks"
+        return made_table(f"{self.second} compared with {self.first}, task by task", names, rows)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -109,19 +92,9 @@ class EvalComparison:
         """Return the comparison as a JSON object."""
         changes: dict[str, JSON] = {}
         for name, change in self.changes.items():
-            found = change.difference
-            changes[name] = {
-                "first": change.first,
-                "second": change.second,
-                "difference": found.value,
-                "low": found.low,
-                "high": found.high,
-                "p_value": found.p_value,
-                "test": found.test,
-                "n_tasks": found.n_tasks,
-                "better": list(change.better),
-                "worse": list(change.worse),
-            }
+            found = asdict(change)
+            estimate = found.pop("difference")
+            changes[name] = {**found, "difference": estimate.pop("value"), **estimate}
         return {
             "first": self.first,
             "second": self.second,
@@ -130,13 +103,7 @@ class EvalComparison:
         }
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        file = io.StringIO()
-        Console(file=file, width=120).print(self.table())
-        return "\n".join(
-            (*(line.rstrip() for line in file.getvalue().rstrip().splitlines()), "", *self.notes)
-        ).rstrip()
+        return text_of(self.table(), self.notes)
 
 
 def compare(first: EvalResult, second: EvalResult) -> EvalComparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,27 +219,19 @@ class EvalResult:
 
     def table(self) -> Table:
         """Return the results as a table of rich, for `rich.print` and notebooks."""
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(
-            title=Text(self._headline()), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold"
-        )
         several = any(k > 1 for k in self.pass_at)
         names = ["score", "estimate", "value"] if several else ["score", "mean"]
-        for name in (*names, "95% interval", "tasks", "samples"):
-            table.add_column(name, justify="left" if name in ("score", "estimate") else "right")
+        rows: list[Sequence[str]] = []
         for metric in self.metrics.values():
-            rows: list[tuple[str, Estimate | None]] = [("mean", metric.mean)]
+            found: list[tuple[str, Estimate | None]] = [("mean", metric.mean)]
             for k in self.pass_at if several else ():
-                rows.append((f"pass@{k}", metric.pass_at.get(k)))
+                found.append((f"pass@{k}", metric.pass_at.get(k)))
                 if k > 1:
-                    rows.append((f"pass^{k}", metric.pass_hat.get(k)))
-            for place, (name, estimate) in enumerate(rows):
+                    found.append((f"pass^{k}", metric.pass_hat.get(k)))
+            for place, (name, estimate) in enumerate(found):
                 head = ["" if place else metric.name, name] if several else [metric.name]
-                table.add_row(*map(Text, (*head, *_cells(estimate))))
-        return table
+                rows.append((*head, *_cells(estimate)))
+        return made_table(self._headline(), (*names, "95% interval", "tasks", "samples"), rows)
 
     def _headline(self) -> str:
         return f"{self.name}: {len(self.samples)} of {self.total} samples"
@@ -282,13 +274,42 @@ class EvalResult:
         return lines
 
     def __str__(self) -> str:
-        from rich.console import Console
+        return text_of(self.table(), self.notes)
 
-        file = io.StringIO()
-        Console(file=file, width=120).print(self.table())
-        return "\n".join(
-            (*(line.rstrip() for line in file.getvalue().rstrip().splitlines()), "", *self.notes)
-        ).rstrip()
+
+def made_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table for the terminal.
+
+    Args:
+        title: Its title.
+        names: Names of the columns; all but "score" and "estimate" hold numbers.
+        rows: Cells of each row.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("score", "estimate") else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def text_of(table: Table, notes: Sequence[str]) -> str:
+    """Return a table as plain text, with notes below it.
+
+    Args:
+        table: The table.
+        notes: Lines of text.
+    """
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(file=file, width=120).print(table)
+    lines = (line.rstrip() for line in file.getvalue().rstrip().splitlines())
+    return "\n".join((*lines, "", *notes)).rstrip()
 
 
 def checked_pass_at(pass_at: int | Sequence[int], epochs: int) -> tuple[int, ...]:
@@ -346,20 +367,8 @@ def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
 
 def _metric_to_json(metric: Metric) -> dict[str, JSON]:
     return {
-        "mean": _estimate_to_json(metric.mean),
-        "pass_at": {str(k): _estimate_to_json(one) for k, one in metric.pass_at.items()},
-        "pass_hat": {str(k): _estimate_to_json(one) for k, one in metric.pass_hat.items()},
+        "mean": None if metric.mean is None else asdict(metric.mean),
+        "pass_at": {str(k): asdict(one) for k, one in metric.pass_at.items()},
+        "pass_hat": {str(k): asdict(one) for k, one in metric.pass_hat.items()},
         "n_errors": metric.n_errors,
-    }
-
-
-def _estimate_to_json(estimate: Estimate | None) -> JSON:
-    if estimate is None:
-        return None
-    return {
-        "value": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n_tasks": estimate.n_tasks,
-        "n_samples": estimate.n_samples,
     }

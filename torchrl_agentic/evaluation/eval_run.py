@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
-import operator
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
@@ -247,7 +245,7 @@ class EvalRun:
     @property
     def _metered_usage(self) -> Usage:
         """Usage in this program of the engines that count by themselves."""
-        return _sum(Usage(), *(_sum(_known(one.usage, one), _negative(base)) for one, base in self._meters))
+        return sum((_known(one.usage, one) - base for one, base in self._meters), Usage())
 
     def _check_limits(self) -> None:
         used = self._metered_usage
@@ -417,11 +415,3 @@ def _known(usage: Usage | None, engine: Engine | ChatEngine) -> Usage:
     if usage is None:
         raise TypeError(f"{engine.describe()} counts its usage, but returned None for it")
     return usage
-
-
-def _negative(usage: Usage) -> Usage:
-    return Usage(*(-value for value in astuple(usage)))
-
-
-def _sum(*usages: Usage) -> Usage:
-    return functools.reduce(operator.add, usages)

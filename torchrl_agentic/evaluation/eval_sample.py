@@ -78,20 +78,13 @@ class EvalSample:
 
     def to_json(self) -> dict[str, JSON]:
         """Return the fields, without the conversation."""
+        found: dict[str, JSON] = {one.name: getattr(self, one.name) for one in fields(self)}
+        del found["trajectory"]
+        scores = {name: _score_to_json(score) for name, score in self.scores.items()}
         return {
-            "task": self.task,
-            "epoch": self.epoch,
-            "scores": {name: _score_to_json(score) for name, score in self.scores.items()},
+            **found,
+            "scores": scores,
             "score_errors": dict(self.score_errors),
-            "failure": self.failure,
-            "error": self.error,
-            "expected": self.expected,
-            "answer": self.answer,
-            "reason": self.reason,
-            "n_turns": self.n_turns,
-            "n_calls": self.n_calls,
-            "n_errors": self.n_errors,
-            "seconds": self.seconds,
             "usage": asdict(self.usage),
         }
 
@@ -316,7 +309,17 @@ def task_digest(task: Task) -> str:
         task: The task.
     """
     content = [task.name, [dict(one) for one in task.messages], task.answer, dict(task.data), task.max_turns]
-    text = json.dumps(content, sort_keys=True, default=_described, ensure_ascii=False)
+    return digest_of(content, _described)
+
+
+def digest_of(content: JSON, describe: Callable[[Any], JSON] = repr) -> str:
+    """Return a short hash of JSON.
+
+    Args:
+        content: The JSON.
+        describe: Returns JSON for a value that is none.
+    """
+    text = json.dumps(content, sort_keys=True, default=describe, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,13 +12,13 @@ from typing import Any, Literal, cast
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.vllm_engine import is_vllm
 from torchrl_agentic.errors import check_above_zero, check_count
 from torchrl_agentic.evaluation.bounded_chat import BoundedChat
 from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
 from torchrl_agentic.evaluation.eval_run import EvalRun, answer_score, is_metered
-from torchrl_agentic.evaluation.eval_sample import task_digest
+from torchrl_agentic.evaluation.eval_sample import digest_of, task_digest
 from torchrl_agentic.evaluation.model_engine import engine_of
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers import with_tools_message
@@ -189,7 +187,7 @@ def evaluate(
         "max_new_tokens": max_new_tokens,
         "max_trajectory_tokens": max_trajectory_tokens,
         "parser": compose.parser.name,
-        "tools": {tool.name: _digest(tool.input_schema, tool.description) for tool in compose.tools},
+        "tools": {tool.name: digest_of([tool.input_schema, tool.description]) for tool in compose.tools},
         "scorers": list(by_name),
         **(settings or {}),
     }
@@ -372,8 +370,3 @@ def _sampling_of(engine: Engine | ChatEngine) -> JSON:
     if not isinstance(engine, Engine):
         return dict(engine.sampling)
     return {} if engine.sampling is None else asdict(engine.sampling)
-
-
-def _digest(*content: Any) -> str:
-    text = json.dumps(content, sort_keys=True, default=repr)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import torch
 
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.engines.vllm_engine import VLLMEngine, is_vllm
 

@@ -1,4 +1,4 @@
-"""`Limiter`, the base class of limiters: a first-come, first-served queue, emptied by an `Admission`."""
+"""`Limiter`, the base class of limiters: a first-come, first-served queue, emptied by a `Quota`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torchrl_agentic.errors import InfrastructureError, check_above_zero, check_count, check_seconds
-from torchrl_agentic.limits.token_bucket import Permit
+from torchrl_agentic.limits.token_bucket import Grant
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits.circuit_breaker import CircuitBreaker, CircuitOpen
@@ -27,14 +27,14 @@ WAITS_KEPT = 512
 """Number of the latest waits that the quantiles of `stats()` cover."""
 
 
-class Admission(Protocol):
+class Quota(Protocol):
     """The rules for when a call may start.
 
     An implementation has no clock and knows no tasks; the limiter calls it under a lock. Times are in
     seconds, of any clock.
 
     Attributes:
-        in_flight: Number of calls that have a permit.
+        in_flight: Number of calls that have a grant.
     """
 
     in_flight: int
@@ -43,8 +43,8 @@ class Admission(Protocol):
         """Return the seconds until the next call may start, or None if time alone does not help."""
         ...
 
-    def grant(self, now: float, *, begun: bool = True) -> Permit:
-        """Create a permit for one call.
+    def grant(self, now: float, *, begun: bool = True) -> Grant:
+        """Create a grant for one call.
 
         Args:
             now: Current time.
@@ -52,7 +52,7 @@ class Admission(Protocol):
         """
         ...
 
-    def begin(self, permit: Permit) -> None:
+    def begin(self, grant: Grant) -> None:
         """Record that a call which had waited has begun."""
         ...
 
@@ -60,8 +60,8 @@ class Admission(Protocol):
         """Record that a call has ended."""
         ...
 
-    def take_back(self, permit: Permit) -> None:
-        """Undo a permit whose call never began."""
+    def take_back(self, grant: Grant) -> None:
+        """Undo a grant whose call never began."""
         ...
 
     def record_overload(self, now: float, retry_after: float | None) -> None:
@@ -212,13 +212,13 @@ LOST = "the contact to the shared limiter was lost, so that the call had to end"
 
 
 class _Waiter:
-    __slots__ = ("future", "loop", "permit", "since")
+    __slots__ = ("future", "grant", "loop", "since")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, since: float) -> None:
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
         self.since = since
-        self.permit: Permit | None = None
+        self.grant: Grant | None = None
 
     def wake(self, error: Exception | None = None) -> None:
         if self.future.done():
@@ -235,7 +235,7 @@ class Limiter(ABC):
     Callers report the answers of the service with `record_success`, `record_overload` and `record_failure`.
 
     Args:
-        admission: The rules for when a call may start.
+        quota: The rules for when a call may start.
         breaker: Circuit breaker, or None.
         clock: Source of the time in seconds, for tests.
         call_later: Function that runs a callback after some seconds, as on an event loop; for tests.
@@ -243,12 +243,12 @@ class Limiter(ABC):
 
     def __init__(
         self,
-        admission: Admission,
+        quota: Quota,
         breaker: CircuitBreaker | None,
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        self._admission = admission
+        self._quota = quota
         self._breaker = breaker
         self._clock = clock
         self._call_later = call_later
@@ -309,8 +309,8 @@ class Limiter(ABC):
             await waiter.future
         except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit: the event loop has ended
             with self._lock:
-                if waiter.permit is not None:
-                    self._admission.take_back(waiter.permit)
+                if waiter.grant is not None:
+                    self._quota.take_back(waiter.grant)
                     self._granted -= 1
                     if self._breaker is not None:
                         self._breaker.end()
@@ -320,13 +320,13 @@ class Limiter(ABC):
                 self._serve()
             raise
         with self._lock:
-            assert waiter.permit is not None
-            self._admission.begin(waiter.permit)
+            assert waiter.grant is not None
+            self._quota.begin(waiter.grant)
 
     def release(self) -> None:
         """Return a slot that `try_acquire` or `wait` took."""
         with self._lock:
-            self._admission.release()
+            self._quota.release()
             if self._breaker is not None:
                 self._breaker.end()
             self._serve()
@@ -334,7 +334,7 @@ class Limiter(ABC):
     def record_success(self) -> None:
         """Record that the service answered; reduced limits grow back."""
         with self._lock:
-            self._admission.record_success()
+            self._quota.record_success()
             if self._breaker is not None:
                 self._breaker.record_success()
             self._serve()
@@ -346,7 +346,7 @@ class Limiter(ABC):
             retry_after: Pause that the service asked for, in seconds; at most 60 are waited.
         """
         with self._lock:
-            self._admission.record_overload(self._clock(), retry_after)
+            self._quota.record_overload(self._clock(), retry_after)
             if self._breaker is not None:
                 self._breaker.record_success()  # an overloaded service is not a broken one
             self._serve()
@@ -372,10 +372,25 @@ class Limiter(ABC):
     def on_starved(self) -> None:  # noqa: B027
         """Handle that a call waits for more than time. The lock is held. The default does nothing."""
 
-    def _quantiles(self) -> tuple[float, float]:
+    def _stats(
+        self, now: float, concurrent: float, per_second: float, paused_until: float, overloads: int
+    ) -> LimiterStats:
+        """Return the figures with those that a subclass knows; called with the lock."""
         waits = sorted(self._waits)
         p50, p99 = (waits[int(q * (len(waits) - 1))] for q in (0.5, 0.99)) if waits else (0.0, 0.0)
-        return p50, p99
+        return LimiterStats(
+            self._quota.in_flight,
+            len(self._queue),
+            self._granted,
+            p50,
+            p99,
+            concurrent,
+            per_second,
+            max(0.0, paused_until - now),
+            overloads,
+            "closed" if self._breaker is None else self._breaker.state(now),
+            self._refused,
+        )
 
     def _check(self, breaker: CircuitBreaker, now: float) -> None:
         refusal = breaker.refusal(now)
@@ -386,14 +401,14 @@ class Limiter(ABC):
     def _delay(self, now: float) -> float | None:
         if self._breaker is not None and self._breaker.holds(now):
             return None
-        return self._admission.delay(now)
+        return self._quota.delay(now)
 
-    def _grant(self, now: float, waited: float, *, begun: bool = True) -> Permit:
+    def _grant(self, now: float, waited: float, *, begun: bool = True) -> Grant:
         if self._breaker is not None:
             self._breaker.begin(now)
         self._granted += 1
         self._waits.append(waited)
-        return self._admission.grant(now, begun=begun)
+        return self._quota.grant(now, begun=begun)
 
     def _serve(self) -> None:
         """Start the calls that may start now, and set a timer for the next one. The lock is held."""
@@ -415,7 +430,7 @@ class Limiter(ABC):
             except RuntimeError:  # the event loop is closed, and its tasks with it
                 continue
             if error is None:
-                head.permit = self._grant(now, now - head.since, begun=False)
+                head.grant = self._grant(now, now - head.since, begun=False)
             else:
                 self._refused += 1
 
@@ -444,37 +459,39 @@ class Limiter(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class _LimitsFields:
-    """Stored fields of `Limits`; see `messages._ToolResultFields` for why they have a class of their own."""
+class ServiceLimits:
+    """Limits of a service, as `of` has checked them.
+
+    Attributes:
+        max_concurrent: Largest number of calls at the same time; None for no limit.
+        rate_per_second: Largest number of calls per second in the long run; None for no limit.
+        burst: Number of calls that may start at once after a pause; None without a rate.
+    """
 
     max_concurrent: int | None
     rate_per_second: float | None
     burst: float | None
 
-
-@dataclass(frozen=True, init=False)
-class Limits(_LimitsFields):
-    """Limits of a service.
-
-    Args:
-        max_concurrent: Largest number of calls at the same time; None for no limit.
-        rate_per_second: Largest number of calls per second in the long run; None or infinite for no limit.
-        burst: Number of calls that may start at once after a pause. None stands for `rate_per_second`, but at
-            least 1.
-
-    Raises:
-        TypeError: If an argument is not a number.
-        ValueError: If an argument is 0, negative or NaN, or `burst` is below 1 or comes without a rate.
-    """
-
-    __slots__ = ()
-
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         max_concurrent: int | None = None,
         rate_per_second: float | None = None,
         burst: float | None = None,
-    ) -> None:
+    ) -> ServiceLimits:
+        """Return checked limits.
+
+        Args:
+            max_concurrent: Largest number of calls at the same time; None for no limit.
+            rate_per_second: Largest number of calls per second in the long run; None or infinite for no
+                limit.
+            burst: Number of calls that may start at once after a pause. None stands for `rate_per_second`,
+                but at least 1.
+
+        Raises:
+            TypeError: If an argument is not a number.
+            ValueError: If an argument is 0, negative or NaN, or `burst` is below 1 or comes without a rate.
+        """
         check_count("max_concurrent", max_concurrent)
         check_above_zero("rate_per_second", rate_per_second)
         check_above_zero("burst", burst, none="the default")
@@ -485,7 +502,7 @@ class Limits(_LimitsFields):
             raise ValueError(f"burst must be 1 or more, since no call could start with less; got {burst}")
         if rate is not None and burst is None:
             burst = max(1.0, rate)
-        super().__init__(max_concurrent, rate, burst)
+        return cls(max_concurrent, rate, burst)
 
     def __str__(self) -> str:
         rate = f"rate_per_second={self.rate_per_second}, burst={self.burst}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -11,9 +12,10 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Literal, Protocol, TypeAlias
 
-from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, Slot, make_breaker
+from torchrl_agentic.limits.base import Limiter, LimiterStats, ServiceLimits, Slot, make_breaker
 from torchrl_agentic.limits.lease_client import ALIVE, RETRY, LeaseClient
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LimitsDiffer
 from torchrl_agentic.limits.process_bound import ProcessBound
@@ -101,10 +103,10 @@ class ClusterRateLimiter(Limiter):
         if not 0.05 <= ttl < math.inf:
             raise ValueError(f"ttl must be finite and at least 0.05 seconds; got {ttl}")
         self.name = name
-        self.limits = Limits(max_concurrent, rate_per_second, burst)
+        self.limits = ServiceLimits.of(max_concurrent, rate_per_second, burst)
         self.ttl = ttl
         self.max_call_seconds = max_call_seconds
-        self._break = (break_after, break_seconds)
+        self._break: dict[str, Any] = {"break_after": break_after, "break_seconds": break_seconds}
         self._over: Over = _resolved(over)  # resolved now, because it is pickled with the limiter
         self._begun = ProcessBound[bool]()
         self._begin(clock)
@@ -113,7 +115,7 @@ class ClusterRateLimiter(Limiter):
         """Start as a new client that holds nothing."""
         self._begun.set(True)
         self._client = LeaseClient(uuid.uuid4().hex, self.limits, self.ttl, self.max_call_seconds)
-        super().__init__(self._client, make_breaker(*self._break), clock)
+        super().__init__(self._client, make_breaker(**self._break), clock)
         self._changed = threading.Condition(self._lock)
         self._holders: dict[Slot, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = {}
         self._thread: threading.Thread | None = None
@@ -134,18 +136,13 @@ class ClusterRateLimiter(Limiter):
     def stats(self) -> LimiterStats:
         """Return the counters of this process, and the current limits of all processes together."""
         with self._lock:
-            gate, lease, now = self._client, self._client.lease, self._clock()
-            return LimiterStats(
-                gate.in_flight,
-                len(self._queue),
-                self._granted,
-                *self._quantiles(),
+            lease = self._client.lease
+            return self._stats(
+                self._clock(),
                 math.inf if lease is None or lease.concurrent is None else lease.concurrent,
                 math.inf if lease is None or lease.per_second is None else lease.per_second,
-                max(0.0, gate.paused_until - now),
+                self._client.paused_until,
                 0 if lease is None else lease.overloads,
-                "closed" if self._breaker is None else self._breaker.state(now),
-                self._refused,
             )
 
     def try_acquire(self) -> bool:
@@ -264,24 +261,17 @@ class ClusterRateLimiter(Limiter):
         return over == "machine" or self._over != "machine"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = {
-            "max_concurrent": self.limits.max_concurrent,
-            "rate_per_second": self.limits.rate_per_second,
-            "burst": self.limits.burst if self.limits.rate_per_second is not None else None,
+        arguments: dict[str, Any] = {
+            **asdict(self.limits),
+            **self._break,
             "ttl": self.ttl,
             "max_call_seconds": self.max_call_seconds,
-            "break_after": self._break[0],
-            "break_seconds": self._break[1],
             "over": self._over,
         }
-        return (_rebuild, (self.name, arguments))
+        return (functools.partial(ClusterRateLimiter, **arguments), (self.name,))
 
     def __repr__(self) -> str:
         return f"ClusterRateLimiter({self.name!r}, {self.limits})"
-
-
-def _rebuild(name: str, arguments: dict[str, Any]) -> ClusterRateLimiter:
-    return ClusterRateLimiter(name, **arguments)
 
 
 def _resolved(over: Over) -> Over:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest
-from torchrl_agentic.limits.token_bucket import MAX_PAUSE_S, Permit
+from torchrl_agentic.limits.token_bucket import MAX_PAUSE_S, Grant
 
 STOP, CANCEL = 0.5, 0.8
 """Parts of `ttl_s` without contact after which no call starts, and running calls are cancelled."""
@@ -18,7 +18,7 @@ LATE_S = 0.25
 
 
 class LeaseClient:
-    """An `Admission` that lets calls in as far as its lease goes. All times are in seconds, of any clock.
+    """A `Quota` that lets calls in as far as its lease goes. All times are in seconds, of any clock.
 
     Args:
         name: Unique name of the client.
@@ -36,7 +36,7 @@ class LeaseClient:
         is_starved: Whether calls wait for an answer of the server.
     """
 
-    def __init__(self, name: str, limits: Limits, ttl_s: float, call_s: float = 0.0) -> None:
+    def __init__(self, name: str, limits: ServiceLimits, ttl_s: float, call_s: float = 0.0) -> None:
         self.name, self.limits, self.ttl_s, self.call_s = name, limits, ttl_s, call_s
         self.has_slots = limits.max_concurrent is not None
         self.has_rate = limits.rate_per_second is not None
@@ -69,7 +69,7 @@ class LeaseClient:
             start = max(start, self.starts[0])
         return start - now if start - now > 1e-9 else 0.0
 
-    def grant(self, now: float, *, begun: bool = True) -> Permit:
+    def grant(self, now: float, *, begun: bool = True) -> Grant:
         """Use a slot and a start of the lease.
 
         Args:
@@ -79,21 +79,21 @@ class LeaseClient:
         self.in_flight += 1
         self.used += 1
         self.peak = max(self.peak, self.in_flight)
-        return Permit(self.starts.popleft() if self.has_rate else now, begun)
+        return Grant(self.starts.popleft() if self.has_rate else now, begun)
 
-    def begin(self, permit: Permit) -> None:
+    def begin(self, grant: Grant) -> None:
         """Record that a call which had waited has begun."""
-        permit.begun = True
+        grant.begun = True
 
     def release(self) -> None:
         """Return the slot of a call."""
         self.in_flight -= 1
 
-    def take_back(self, permit: Permit) -> None:
+    def take_back(self, grant: Grant) -> None:
         """Return the slot and the start of a call that never began."""
         self.in_flight -= 1
         if self.has_rate:
-            self.starts.appendleft(permit.at)
+            self.starts.appendleft(grant.at)
 
     def record_overload(self, now: float, retry_after: float | None) -> None:
         """Record, for the next request, that the service turned a call away; a pause begins at once.

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.token_bucket import AIMD
 
 CONTENDED_S, CALM_S = 0.04, 0.2
@@ -56,7 +56,7 @@ class LeaseRequest:
 
     client: str
     number: int
-    limits: Limits
+    limits: ServiceLimits
     ttl_s: float
     held: int = 0
     in_use: int = 0
@@ -94,7 +94,7 @@ class Lease:
 
 
 @dataclass(slots=True)
-class _Client:
+class _Holder:
     number: int = 0
     held: int = 0
     demand: int = 0
@@ -155,10 +155,10 @@ class LeaseServer:
     settle_s: float = 0.0
     aimd: AIMD = field(default_factory=AIMD)
     requests: int = 0
-    _limits: Limits | None = None
+    _limits: ServiceLimits | None = None
     _ttl_s: float = 0.0
     _seen: float = float("-inf")
-    _clients: dict[str, _Client] = field(default_factory=dict[str, _Client])
+    _clients: dict[str, _Holder] = field(default_factory=dict[str, _Holder])
     _next_start: float = float("-inf")
 
     def sync(self, request: LeaseRequest, now: float) -> Lease:
@@ -186,7 +186,7 @@ class LeaseServer:
         self.requests += 1
         if request.client in self._clients and request.number <= self._clients[request.client].number:
             raise ConnectionError("a later request of this client has already arrived")
-        client = self._clients.setdefault(request.client, _Client())
+        client = self._clients.setdefault(request.client, _Holder())
         client.number = request.number
         client.held = max(request.held, request.in_use)
         client.demand = request.in_use + request.wanted
@@ -240,7 +240,7 @@ class LeaseServer:
     def _is_settling(self, now: float) -> bool:
         return now - self.began < max(self._ttl_s, self.settle_s)
 
-    def _grant(self, client: _Client, name: str, limit: int, now: float) -> tuple[int, int]:
+    def _grant(self, client: _Holder, name: str, limit: int, now: float) -> tuple[int, int]:
         """Return how many calls a client may run at once, and how many it should."""
         demand = {other: each.demand for other, each in self._clients.items()}
         rank = {other: each.rank(now) for other, each in self._clients.items()}

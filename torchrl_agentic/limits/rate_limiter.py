@@ -6,9 +6,10 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Literal
 
-from torchrl_agentic.limits.base import Limiter, LimiterStats, Limits, make_breaker
+from torchrl_agentic.limits.base import Limiter, LimiterStats, ServiceLimits, make_breaker
 from torchrl_agentic.limits.token_bucket import TokenBucket
 
 
@@ -49,8 +50,8 @@ class RateLimiter(Limiter):
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        self.limits = Limits(max_concurrent, rate_per_second, burst)
-        self._break = (break_after, break_seconds)
+        self.limits = ServiceLimits.of(max_concurrent, rate_per_second, burst)
+        self._break: dict[str, Any] = {"break_after": break_after, "break_seconds": break_seconds}
         self._bucket = TokenBucket(max_concurrent or math.inf, rate_per_second or math.inf, self.burst)
         super().__init__(self._bucket, make_breaker(break_after, break_seconds), clock, call_later)
 
@@ -72,19 +73,9 @@ class RateLimiter(Limiter):
     def stats(self) -> LimiterStats:
         """Return counters, waiting times and current limits."""
         with self._lock:
-            gate, now = self._bucket, self._clock()
-            return LimiterStats(
-                gate.in_flight,
-                len(self._queue),
-                self._granted,
-                *self._quantiles(),
-                gate.concurrent,
-                math.inf if gate.interval == 0 else 1 / gate.interval,
-                max(0.0, gate.aimd.paused_until - now),
-                gate.aimd.overloads,
-                "closed" if self._breaker is None else self._breaker.state(now),
-                self._refused,
-            )
+            bucket, aimd = self._bucket, self._bucket.aimd
+            rate = math.inf if bucket.interval == 0 else 1 / bucket.interval
+            return self._stats(self._clock(), bucket.concurrent, rate, aimd.paused_until, aimd.overloads)
 
     def reduce_shared(self, name: str, over: Literal["ray", "machine"]) -> tuple[Any, ...]:
         """Return how to unpickle this limiter as a `ClusterRateLimiter` with the same limits.
@@ -95,29 +86,12 @@ class RateLimiter(Limiter):
         """
         from torchrl_agentic.limits.cluster import ClusterRateLimiter
 
-        limits, (break_after, break_seconds) = self.limits, self._break
-        arguments = {
-            "max_concurrent": limits.max_concurrent,
-            "rate_per_second": limits.rate_per_second,
-            "burst": None if limits.rate_per_second is None else limits.burst,
-            "break_after": break_after,
-            "break_seconds": break_seconds,
-            "over": over,
-        }
+        arguments: dict[str, Any] = {**asdict(self.limits), **self._break, "over": over}
         return (functools.partial(ClusterRateLimiter, **arguments), (name,))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.limits, self._break))
+        arguments: dict[str, Any] = {**asdict(self.limits), **self._break}
+        return (functools.partial(RateLimiter, **arguments), ())
 
     def __repr__(self) -> str:
         return f"RateLimiter({self.limits})"
-
-
-def _rebuild(limits: Limits, breaking: tuple[int | None, float]) -> RateLimiter:
-    return RateLimiter(
-        max_concurrent=limits.max_concurrent,
-        rate_per_second=limits.rate_per_second,
-        burst=limits.burst,
-        break_after=breaking[0],
-        break_seconds=breaking[1],
-    )

@@ -67,7 +67,7 @@ class AIMD:
 
 
 class TokenBucket:
-    """An `Admission` with at most `concurrent` running calls, and `per_second` starts a second after a burst.
+    """A `Quota` with at most `concurrent` running calls, and `per_second` starts a second after a burst.
 
     The bucket is a single number, the time from which the next call may start (virtual scheduling, ITU-T
     I.371): a start moves it by one interval, and it may lie up to `burst - 1` intervals ahead.
@@ -86,8 +86,18 @@ class TokenBucket:
     """
 
     __slots__ = (
-        "_concurrent", "_interval", "_is_free", "_permits", "_settled", "_size", "aimd", "concurrent",
-        "in_flight", "interval", "next_start", "slack",
+        "_concurrent",
+        "_grants",
+        "_interval",
+        "_is_free",
+        "_settled",
+        "_size",
+        "aimd",
+        "concurrent",
+        "in_flight",
+        "interval",
+        "next_start",
+        "slack",
     )  # fmt: skip
 
     def __init__(self, concurrent: float, per_second: float, burst: float, aimd: AIMD | None = None) -> None:
@@ -99,8 +109,8 @@ class TokenBucket:
         self.slack = (burst - 1.0) * self.interval if math.isfinite(per_second) else 0.0
         self.in_flight = 0
         self.next_start = -math.inf
-        self._settled = -math.inf  # next_start before the first of the permits below
-        self._permits: list[Permit] = []  # the first one that has not begun, and all after it
+        self._settled = -math.inf  # next_start before the first of the grants below
+        self._grants: list[Grant] = []  # the first one that has not begun, and all after it
 
     def delay(self, now: float) -> float | None:
         """Return the seconds until the next call may start, or None if a slot must be released first."""
@@ -110,7 +120,7 @@ class TokenBucket:
         wait = max(self.next_start - self.slack, self.aimd.paused_until) - now
         return wait if wait > 1e-9 else 0.0
 
-    def grant(self, now: float, *, begun: bool = True) -> Permit:
+    def grant(self, now: float, *, begun: bool = True) -> Grant:
         """Take a slot and a token at the same time.
 
         Args:
@@ -118,19 +128,19 @@ class TokenBucket:
             begun: False if the call has waited in the queue, and still has to wake up.
         """
         self.in_flight += 1
-        permit = Permit(now, begun)
-        if not self._permits:
+        grant = Grant(now, begun)
+        if not self._grants:
             self._settled = self.next_start
-        if self._permits or not begun:
-            self._permits.append(permit)
+        if self._grants or not begun:
+            self._grants.append(grant)
         self.next_start = max(self.next_start, now) + self.interval
-        return permit
+        return grant
 
-    def begin(self, permit: Permit) -> None:
+    def begin(self, grant: Grant) -> None:
         """Record that a call which had waited has begun."""
-        permit.begun = True
-        while self._permits and self._permits[0].begun:
-            self._settled = max(self._settled, self._permits.pop(0).at) + self.interval
+        grant.begun = True
+        while self._grants and self._grants[0].begun:
+            self._settled = max(self._settled, self._grants.pop(0).at) + self.interval
 
     def release(self) -> None:
         """Return the slot of a call."""
@@ -163,16 +173,16 @@ class TokenBucket:
             self.concurrent = max(1, int(self._concurrent * share + 1e-9))
         self.interval = self._interval / share
 
-    def take_back(self, permit: Permit) -> None:
+    def take_back(self, grant: Grant) -> None:
         """Return the slot and the token of a call that never began, as if it had not been let in."""
         self.in_flight -= 1
-        self._permits.remove(permit)
+        self._grants.remove(grant)
         self.next_start = self._settled
-        for other in self._permits:
+        for other in self._grants:
             self.next_start = max(self.next_start, other.at) + self.interval
 
 
-class Permit:
+class Grant:
     """Permission for one call to start.
 
     Args:

@@ -19,7 +19,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from torchrl_agentic.limits.base import Limits
+from torchrl_agentic.limits.base import ServiceLimits
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LeaseServer, LimitsDiffer
 
 FOLDER = "TORCHRL_AGENTIC_LIMITS"
@@ -28,7 +28,7 @@ RETRY_S = 0.01
 MAX_ADDRESS = 103
 """Longest address of a Unix socket on all systems, in bytes: 107 on Linux, 103 on macOS and the BSDs."""
 _DESCRIPTORS = "/proc/self/fd"
-_servers: dict[Path, _Server] = {}
+_servers: dict[Path, _LeaseSocket] = {}
 _lock = threading.Lock()
 
 
@@ -106,18 +106,18 @@ class UnixSocketTransport:
             self._stream = None
 
 
-class _Server(socketserver.ThreadingUnixStreamServer):
+class _LeaseSocket(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
     def __init__(self, path: Path, lock: int, began: float, settle_s: float) -> None:
         self.lock_file, self.one_at_a_time = lock, threading.Lock()
         self.lease_server, self.longest_s = LeaseServer(began, settle_s), 0.0
         with _address(path) as address:
-            super().__init__(address, _Client)
+            super().__init__(address, _Handler)
 
     def answer(self, line: bytes) -> bytes:
         fields: dict[str, Any] = json.loads(line)
-        fields["limits"] = Limits(**fields["limits"])
+        fields["limits"] = ServiceLimits(**fields["limits"])
         request = LeaseRequest(**fields)
         with self.one_at_a_time:
             # The next server reads from this file how old the last lease is, and how long leases are valid.
@@ -135,9 +135,9 @@ class _Server(socketserver.ThreadingUnixStreamServer):
         """Ignore a client that disconnected or sent an invalid request."""
 
 
-class _Client(socketserver.StreamRequestHandler):
+class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        assert isinstance(self.server, _Server)
+        assert isinstance(self.server, _LeaseSocket)
         for line in self.rfile:
             self.wfile.write(self.server.answer(line))
 
@@ -158,7 +158,7 @@ def _serve(path: Path) -> bool:
         age = max(0.0, time.time() - found.st_mtime) if found.st_size else math.inf
         settle_s = float(os.pread(lock, 20, 0) or 0)
         path.unlink(missing_ok=True)
-        server = _servers[path] = _Server(path, lock, time.monotonic() - age, settle_s)
+        server = _servers[path] = _LeaseSocket(path, lock, time.monotonic() - age, settle_s)
         threading.Thread(target=server.serve_forever, name="torchrl_agentic-leases", daemon=True).start()
         return True
 

@@ -18,7 +18,7 @@ from torchrl_agentic.trajectory.trajectory import Trajectory
 BatchFunction: TypeAlias = Callable[[list[Trajectory]], "Iterable[Any] | Awaitable[Iterable[Any]]"]
 
 
-class _Request:
+class _ScoreRequest:
     """One call: its trajectory, and the future that its caller awaits."""
 
     __slots__ = ("future", "is_given_up", "loop", "trajectory")
@@ -44,12 +44,12 @@ class _Request:
             self.loop.call_soon_threadsafe(deliver)
 
 
-class _Batch:
+class _ScoreBatch:
     """Requests of one call of an async function, and the task on a loop that makes the call."""
 
     __slots__ = ("loop", "requests", "task")
 
-    def __init__(self, requests: list[_Request]) -> None:
+    def __init__(self, requests: list[_ScoreRequest]) -> None:
         self.requests = requests
         self.loop = next((one.loop for one in requests if one.loop.is_running()), requests[0].loop)
         self.task: asyncio.Task[None] | None = None
@@ -74,9 +74,9 @@ class Batched:
         )
         self.__name__ = str(getattr(function, "__name__", type(function).__name__))
         self._lock = threading.Lock()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_ScoreRequest] = deque()
         self._n_threads = 0
-        self._batches: set[_Batch] = set()
+        self._batches: set[_ScoreBatch] = set()
 
     async def __call__(self, trajectory: Trajectory) -> Score:
         """Return the score of a trajectory, from a batch with those that wait at the same time.
@@ -88,7 +88,7 @@ class Batched:
             ValueError: If the number of this trajectory is NaN or infinite.
             TypeError: If this trajectory gets something else than a number.
         """
-        request = _Request(trajectory)
+        request = _ScoreRequest(trajectory)
         with self._lock:
             self._waiting.append(request)
         request.loop.call_soon(self._start)  # so that other calls of this pass of the loop join the batch
@@ -115,7 +115,7 @@ class Batched:
                 return
             self._forget_stopped_loops()
             while self._waiting and len(self._batches) < self._max_concurrent:
-                batch = _Batch(self._take())
+                batch = _ScoreBatch(self._take())
                 self._batches.add(batch)
                 try:
                     batch.loop.call_soon_threadsafe(self._start_task, batch)
@@ -123,7 +123,7 @@ class Batched:
                     self._batches.discard(batch)
                     self._put_back(batch)
 
-    def _take(self) -> list[_Request]:
+    def _take(self) -> list[_ScoreRequest]:
         """Remove the requests of the next batch from the queue."""
         count = min(len(self._waiting), self._max_size)
         return [self._waiting.popleft() for _ in range(count)]
@@ -149,10 +149,10 @@ class Batched:
             except BaseException as error:  # SystemExit too: the callers would wait for ever
                 self._fail(requests, error)
 
-    def _start_task(self, batch: _Batch) -> None:
+    def _start_task(self, batch: _ScoreBatch) -> None:
         batch.task = batch.loop.create_task(self._run(batch))
 
-    async def _run(self, batch: _Batch) -> None:
+    async def _run(self, batch: _ScoreBatch) -> None:
         """Call an async function with one batch."""
         try:
             found: Any = self._function([request.trajectory for request in batch.requests])
@@ -169,7 +169,7 @@ class Batched:
                 self._batches.discard(batch)
             self._start()
 
-    def _settle(self, requests: Sequence[_Request], found: Any) -> None:
+    def _settle(self, requests: Sequence[_ScoreRequest], found: Any) -> None:
         """Pass its number to each caller."""
         if not isinstance(found, Iterable):
             raise TypeError(f"{self.__name__} returns a list of numbers; got {type(found).__name__}")
@@ -185,7 +185,7 @@ class Batched:
             except (TypeError, ValueError) as error:
                 request.settle(error)
 
-    def _fail(self, requests: Sequence[_Request], error: BaseException) -> None:
+    def _fail(self, requests: Sequence[_ScoreRequest], error: BaseException) -> None:
         """Raise an error in all callers of a batch, in each an exception of its own."""
         reason = f"{type(error).__name__}: {error}"
         said = f"{self.__name__} failed for a batch of {len(requests)} trajectories: {reason}"
@@ -195,7 +195,7 @@ class Batched:
             raised.__cause__ = error
             request.settle(raised)
 
-    def _give_up(self, request: _Request) -> None:
+    def _give_up(self, request: _ScoreRequest) -> None:
         """Remove a request whose caller was cancelled; end a batch that nobody waits for."""
         with self._lock:
             request.is_given_up = True
@@ -205,7 +205,7 @@ class Batched:
                 if request in batch.requests and all(one.is_given_up for one in batch.requests):
                     self._cancel(batch)
 
-    def _cancel(self, batch: _Batch) -> None:
+    def _cancel(self, batch: _ScoreBatch) -> None:
         def cancel() -> None:
             if batch.task is not None:
                 batch.task.cancel()
@@ -213,7 +213,7 @@ class Batched:
         with contextlib.suppress(RuntimeError):
             batch.loop.call_soon_threadsafe(cancel)
 
-    def _put_back(self, batch: _Batch) -> None:
+    def _put_back(self, batch: _ScoreBatch) -> None:
         """Queue those requests of a batch again that wait on another loop than the one that ends."""
         waiting = [one for one in batch.requests if not (one.is_given_up or one.future.done())]
         left = [one for one in waiting if one.loop is not batch.loop]

@@ -294,17 +294,17 @@ class _TooLong(Exception):
 async def _verdict(solution: Process, inside: Sandbox, tests: Process, beside: Sandbox) -> str:
     """Pass messages on between a solution and its tests until there is a verdict; return why they failed."""
 
-    async def pass_answers() -> str | _Ended:
+    async def pass_answers() -> str | _EarlyEnd:
         try:
             async for line in _lines(solution):
                 await tests.send(line)
         except _TooLong:
             return "the solution sent too much"
         except EOFError:
-            return _Ended(tests, beside, "the tests ended without a verdict")
-        return _Ended(solution, inside, "the solution ended early")
+            return _EarlyEnd(tests, beside, "the tests ended without a verdict")
+        return _EarlyEnd(solution, inside, "the solution ended early")
 
-    async def pass_questions() -> str | _Ended:
+    async def pass_questions() -> str | _EarlyEnd:
         try:
             async for line in _lines(tests):
                 message = json.loads(line)
@@ -314,8 +314,8 @@ async def _verdict(solution: Process, inside: Sandbox, tests: Process, beside: S
         except _TooLong:
             return "the tests sent too much"
         except EOFError:
-            return _Ended(solution, inside, "the solution ended early")
-        return _Ended(tests, beside, "the tests ended without a verdict")
+            return _EarlyEnd(solution, inside, "the solution ended early")
+        return _EarlyEnd(tests, beside, "the tests ended without a verdict")
 
     questions, answers = asyncio.create_task(pass_questions()), asyncio.create_task(pass_answers())
     try:
@@ -329,7 +329,7 @@ async def _verdict(solution: Process, inside: Sandbox, tests: Process, beside: S
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _EarlyEnd:
     """A process that ended before there was a verdict."""
 
     process: Process

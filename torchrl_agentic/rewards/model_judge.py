@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.control_tokens import escape_control_tokens

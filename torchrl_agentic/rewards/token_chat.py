@@ -7,13 +7,13 @@ from typing import Any
 
 from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import EngineWrapper, ensure_engine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
 from torchrl_agentic.tokens.writer import ChatEncoder
 
 
-class TokenChat(ChatEngine):
+class TokenChat(EngineWrapper, ChatEngine):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A `ChatEngine` over an `Engine` and the tokenizer of its model.
 
     Control tokens in messages are escaped, so that a text cannot end its message and begin another one.
@@ -33,20 +33,10 @@ class TokenChat(ChatEngine):
             raise TypeError(
                 f"TokenChat takes an engine of tokens; {found.describe()} answers messages already"
             )
-        self._engine = found
+        super().__init__(found)
         given: dict[str, Any] = {"use_inference_chat_template": True, **options}
-        self._encoder = ChatEncoder(tokenizer, **given).with_stop_ids(self._engine.stop_token_ids)
+        self._encoder = ChatEncoder(tokenizer, **given).with_stop_ids(found.stop_token_ids)
         self._markers = tuple(control_tokens_of(tokenizer).values())
-
-    @property
-    def version(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Policy version of the engine."""
-        return self._engine.version
-
-    @property
-    def max_concurrent(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Number of requests that the engine works on at once."""
-        return self._engine.max_concurrent
 
     async def chat(
         self,
@@ -67,14 +57,6 @@ class TokenChat(ChatEngine):
             {**one, "content": escape_control_tokens(str(one["content"]), self._markers)} for one in messages
         ]
         writer = self._encoder.begin(safe)
-        requests = Requests(self._engine, stop_ids=self._encoder.stop_token_ids, retries=0)
+        requests = Requests(self.target, stop_ids=self._encoder.stop_token_ids, retries=0)
         ids, _ = await requests.sample(writer, max_tokens=max_tokens, key=key)
         return self._encoder.read_answer(ids)
-
-    async def update(self, weights: Any) -> int:
-        """Load new weights into the engine."""
-        return await self._engine.update(weights)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine.close()

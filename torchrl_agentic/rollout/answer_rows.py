@@ -38,6 +38,18 @@ def prompt_rows(td: TensorDictBase) -> list[TokenRow]:
     return rows
 
 
+def write_prompts(td: TensorDictBase, rows: Sequence[TokenRow]) -> None:
+    """Write prompts into the rows of a flattened batch.
+
+    Args:
+        td: The batch, [*B].
+        rows: One per row, with the ids of its prompt, [P].
+    """
+    write_rows(td, "tokens", rows)
+    masks = [torch.ones_like(row.tensors["prompt"], dtype=torch.bool) for row in rows]
+    write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+
+
 def answered(prompt: TokenRow, ids: list[int], log_probs: Sequence[float] | None) -> Answer:
     """Return an answer in the form of TorchRL's wrappers.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -38,6 +39,17 @@ class UnwritableAnswer(ValueError):
     """The chat template cannot write an answer; the message says why, and what to do about it."""
 
 
+@contextmanager
+def template_errors() -> Generator[None]:
+    """Raise UnwritableAnswer for what a chat template raises, which may be of any type."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except Exception as error:
+        raise UnwritableAnswer(f"it rejects the messages ({error}); {_OTHER_TEMPLATE}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
     """The tokens of an answer.
@@ -53,7 +65,7 @@ class WrittenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _AnswerPlace:
     """The place of an answer in a rendered conversation.
 
     Attributes:
@@ -135,7 +147,7 @@ class AnswerWriter:
         pieces = [Piece(taken, SAMPLED, is_trusted=True), *_pieces(text, cuts)]
         return WrittenAnswer([*self.encoder.encoder.encode(pieces).ids, *end], n_replaced)
 
-    def _place(self, before: Chat, said: Mapping[str, Any]) -> _Place:
+    def _place(self, before: Chat, said: Mapping[str, Any]) -> _AnswerPlace:
         """Find the answer in the rendered conversation.
 
         Templates that write earlier answers without their reasoning once another answer follows are rendered
@@ -147,23 +159,19 @@ class AnswerWriter:
             whole = self._render([*context, said], prompts=False)
             if whole.startswith(written):
                 shared = _shared(prompt, whole)
-                return _Place(context, shared, prompt[len(shared) :], whole[len(shared) :])
+                return _AnswerPlace(context, shared, prompt[len(shared) :], whole[len(shared) :])
         raise UnwritableAnswer(
             f"it writes earlier messages differently once an answer follows; {_OTHER_TEMPLATE}"
         )
 
-    def _text(self, place: _Place, said: Mapping[str, Any]) -> str:
+    def _text(self, place: _AnswerPlace, said: Mapping[str, Any]) -> str:
         """Return the text of another answer at the same place."""
         whole = self._render([*place.context, said], prompts=False)
         return whole[len(place.before) :] if whole.startswith(place.before) else ""
 
     def _render(self, chat: Chat, *, prompts: bool = True) -> str:
-        try:
+        with template_errors():
             return self.encoder.template.render(chat, prompts=prompts)
-        except MissingExtra:
-            raise
-        except Exception as error:  # templates raise any type
-            raise UnwritableAnswer(f"it rejects the messages ({error}); {_OTHER_TEMPLATE}") from error
 
     def _replaced(self, prompt: Sequence[int], replaced: str) -> tuple[int, str]:
         """Return how many tokens hold a text at the end of the prompt, and their text before it."""
@@ -176,7 +184,7 @@ class AnswerWriter:
         return count, held.removesuffix(replaced)
 
     def _ended(
-        self, place: _Place, marker: _Marker, said: Mapping[str, Any], last: int
+        self, place: _AnswerPlace, marker: _Marker, said: Mapping[str, Any], last: int
     ) -> tuple[str, list[int]]:
         """Return the text of the answer, and the id of the token that ends it.
 

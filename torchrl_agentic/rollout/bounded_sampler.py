@@ -1,10 +1,12 @@
-"""`BoundedSampler`: policies that sample from prompt ids, within the context and the bound of each row."""
+"""`BoundedSampler`: policies that sample within bounds of each row; `EngineSampler`: with any `Engine`."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +15,16 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
+from torchrl_agentic.collectors.requests import Requests
+from torchrl_agentic.dispatch import event_loop
+from torchrl_agentic.engines.base import Engine
 from torchrl_agentic.rollout.answer_rows import Answer, answered, prompt_rows, write_answers
+from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.transforms.specs import TRAJECTORY
 from torchrl_agentic.transforms.token_rows import ROOM, TOKENS_LEFT, TokenRow
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
+
+_numbers = itertools.count()
 
 
 class BoundedSampler(TensorDictModuleBase, ABC):
@@ -92,3 +100,75 @@ class BoundedSampler(TensorDictModuleBase, ABC):
         shape = (*tensordict.batch_size, 1)
         tensordict.set(ROOM, torch.tensor(rooms, device=tensordict.device).reshape(shape))
         return [min(self.max_new_tokens, room) for room in rooms]
+
+
+class EngineSampler(BoundedSampler):
+    """Samples an answer to each prompt with an engine, on the event loop of this package.
+
+    The rows of a batch are sampled at the same time. As in a collector, requests that fail for a while are
+    made again, and an answer that a weight update aborts goes on under the new weights.
+
+    Args:
+        engine: The engine; it stays open.
+        stop_token_ids: Ids that end an answer.
+        options: Further arguments of `BoundedSampler`.
+    """
+
+    def __init__(self, engine: Engine, *, stop_token_ids: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.engine = engine
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._requests: Requests | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def sample(
+        self,
+        prompts: Sequence[TokenRow],
+        bounds: Sequence[int],
+        names: Sequence[str | None],
+        device: torch.device | None,
+    ) -> list[Answer]:
+        """Sample an answer to each prompt.
+
+        Args:
+            prompts: Rows with the ids of prompts, [P] each.
+            bounds: Upper bound on the tokens of each answer, 1 or more.
+            names: Name of each trajectory, the key of its requests; None: each request has a key of its own.
+            device: Ignored.
+
+        Raises:
+            InfrastructureError: If the engine is lost, or breaks its protocol.
+            ValueError: If the engine cannot take a prompt.
+        """
+        rows = [TokenLedger() for _ in prompts]
+        for row, prompt in zip(rows, prompts, strict=True):
+            row.add_prompt(prompt.ids("prompt"))
+        starts = [len(row) for row in rows]
+        event_loop.run(self._sample(rows, bounds, names))
+        return [
+            answered(prompt, list(row.ids[start:]), row.log_probs[start:] if self.log_probs else None)
+            for prompt, row, start in zip(prompts, rows, starts, strict=True)
+        ]
+
+    async def _sample(
+        self, rows: Sequence[TokenLedger], bounds: Sequence[int], names: Sequence[str | None]
+    ) -> None:
+        requests = self._requests_here()
+        tasks = [
+            asyncio.create_task(
+                requests.answer(row, max_tokens=bound, key=name or f"request {next(_numbers)}")
+            )
+            for row, bound, name in zip(rows, bounds, names, strict=True)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # those of the other rows, if one has failed
+                task.cancel()
+
+    def _requests_here(self) -> Requests:
+        """Return the requests to the engine on the running event loop, which is another one after a fork."""
+        loop = asyncio.get_running_loop()
+        if self._requests is None or self._loop is not loop:
+            self._requests, self._loop = Requests(self.engine, stop_ids=self._stop_token_ids), loop
+        return self._requests

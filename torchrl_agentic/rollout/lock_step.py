@@ -22,14 +22,15 @@ from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.sampling import sampling_of
 from torchrl_agentic.engines.state_dicts import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
+from torchrl_agentic.rollout.answer_rows import write_prompts
 from torchrl_agentic.tensors import column_tensor
 from torchrl_agentic.tokens.writer import stop_ids
 from torchrl_agentic.transforms.history import as_history
-from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows, write_rows
+from torchrl_agentic.transforms.token_rows import TOKENS_LEFT, TokenRow, read_rows
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _PolicyRequest:
     ids: list[int]
     bound: int
     on_ids: OnIds | None
@@ -112,8 +113,8 @@ class LockStep(Engine):
         self.sampling = sampling_of(policy)
         self._device = _device_of(policy) if device is None else torch.device(device)
         self._reads_history = ("history", "prompt") in getattr(policy, "in_keys", ())
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[_PolicyRequest] = deque()
+        self._running: list[_PolicyRequest] = []
         self._is_full = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._between_batches = asyncio.Lock()
@@ -128,7 +129,7 @@ class LockStep(Engine):
         if self._is_closed:
             raise closed_error(self)
         loop = asyncio.get_running_loop()
-        request = _Request(list(ids), bound, on_ids, loop.create_future())
+        request = _PolicyRequest(list(ids), bound, on_ids, loop.create_future())
         self._waiting.append(request)
         if len(self._waiting) >= self.max_concurrent:
             self._is_full.set()
@@ -207,7 +208,7 @@ class LockStep(Engine):
             except TimeoutError:
                 pass
 
-    def _next_batch(self) -> list[_Request]:
+    def _next_batch(self) -> list[_PolicyRequest]:
         alive = (request for request in self._waiting if not request.future.done())
         batch = list(islice(alive, self.max_concurrent))
         for request in batch:
@@ -219,17 +220,12 @@ class LockStep(Engine):
         return batch
 
     @torch.no_grad()
-    def _run(self, batch: Sequence[_Request]) -> list[tuple[list[int], list[float] | None]]:
+    def _run(self, batch: Sequence[_PolicyRequest]) -> list[tuple[list[int], list[float] | None]]:
         """Run the policy; return ids and log-probabilities of each answer, as the policy wrote them."""
         td = TensorDict({}, batch_size=[len(batch)], device=self._device)
         prompts = [column_tensor("q", request.ids, self._device) for request in batch]
-        rows = [
-            TokenRow({"prompt": prompt}, {"prompt": request.ids})
-            for prompt, request in zip(prompts, batch, strict=True)
-        ]
-        write_rows(td, "tokens", rows)
-        masks = [torch.ones_like(prompt, dtype=torch.bool) for prompt in prompts]
-        write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        pairs = zip(prompts, batch, strict=True)
+        write_prompts(td, [TokenRow({"prompt": ids}, {"prompt": request.ids}) for ids, request in pairs])
         td.set(TOKENS_LEFT, torch.tensor([[request.bound] for request in batch], device=self._device))
         if self._reads_history:  # to add the answer as a message, which nobody reads here
             prompt = as_history([[{"role": "user", "content": ""}]] * len(batch))
@@ -246,7 +242,7 @@ class LockStep(Engine):
             for row, each in zip(tokens, known, strict=True)
         ]
 
-    def _settle(self, request: _Request, answer: tuple[list[int], list[float] | None]) -> None:
+    def _settle(self, request: _PolicyRequest, answer: tuple[list[int], list[float] | None]) -> None:
         """Answer a request: up to the first stop token or its bound, without padding."""
         if request.future.done():
             return
@@ -274,7 +270,7 @@ class LockStep(Engine):
             request.future.set_result(Sampled(ids[:size], log_probs, finish, request.version))
 
     @staticmethod
-    def _fail(requests: Sequence[_Request], error: Exception) -> None:
+    def _fail(requests: Sequence[_PolicyRequest], error: Exception) -> None:
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)

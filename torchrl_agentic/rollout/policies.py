@@ -17,22 +17,21 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.modules.llm.policies import TransformersWrapper
 
 from torchrl_agentic.engines.base import Engine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling
 from torchrl_agentic.engines.transformers_engine import most_likely
 from torchrl_agentic.engines.vllm_engine import VLLMEngine, is_vllm
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.parsers.base import Tools, specs_of
 from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
-from torchrl_agentic.rollout.answer_rows import KINDS, Answer, prompt_rows, write_answers
-from torchrl_agentic.rollout.bounded_sampler import BoundedSampler
-from torchrl_agentic.rollout.engine_sampler import EngineSampler
+from torchrl_agentic.rollout.answer_rows import KINDS, Answer, prompt_rows, write_answers, write_prompts
+from torchrl_agentic.rollout.bounded_sampler import BoundedSampler, EngineSampler
 from torchrl_agentic.rollout.scripted import add_answers
 from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.encoding import Encoder, escaped
 from torchrl_agentic.tokens.writer import read_answer, stop_ids
 from torchrl_agentic.transforms import history as border
-from torchrl_agentic.transforms.token_rows import TokenRow, read_rows, write_rows
+from torchrl_agentic.transforms.token_rows import TokenRow, read_rows
 from torchrl_agentic.transforms.turn_tokenizer import ATTENTION, TOKENS
 
 logger = logging.getLogger(__name__)
@@ -72,9 +71,7 @@ class HistoryToTokens(TensorDictModuleBase):
             chat = [escaped(one.for_template(), self._control) for one in conversation.messages]
             ids = self.encoder.encode_text(self.template.render(chat))
             tokens.append(TokenRow({"prompt": torch.tensor(ids, device=tensordict.device)}, {"prompt": ids}))
-        write_rows(tensordict, "tokens", tokens)
-        masks = [torch.ones_like(row.tensors["prompt"], dtype=torch.bool) for row in tokens]
-        write_rows(tensordict, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        write_prompts(tensordict, tokens)
         return tensordict
 
 
@@ -426,9 +423,7 @@ class GenerateSampler(BoundedSampler):
     def _generate(self, prompts: Sequence[TokenRow], device: torch.device | None) -> list[Answer]:
         """Run the wrapper on a batch that holds nothing but prompts."""
         td = TensorDict({}, batch_size=[len(prompts)], device=device)
-        write_rows(td, "tokens", [prompt.keep(lambda name: name == "prompt") for prompt in prompts])
-        masks = [torch.ones_like(prompt.tensors["prompt"], dtype=torch.bool) for prompt in prompts]
-        write_rows(td, "masks", [TokenRow({"all_attention_mask": mask}) for mask in masks])
+        write_prompts(td, [prompt.keep(lambda name: name == "prompt") for prompt in prompts])
         sampled = self.wrapper(td)
         found = {key: rows for key in KINDS if (rows := read_rows(sampled, key)) is not None}
         return [{key: rows[index] for key, rows in found.items()} for index in range(len(prompts))]

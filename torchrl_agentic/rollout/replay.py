@@ -14,11 +14,17 @@ from torchrl.envs import Compose
 from torchrl_agentic.engines.recorded_engine import RecordedEngine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.limits import Limiter
-from torchrl_agentic.messages import JSON, Message, Status, StoredMessage, Turn
-from torchrl_agentic.records import Recorders, Recording, TrajectoryRecord, as_hook
+from torchrl_agentic.messages import Message, Status, StoredMessage, Turn
+from torchrl_agentic.records import (
+    Origin,
+    Recorders,
+    Recording,
+    TrajectoryHook,
+    TrajectoryRecord,
+    as_hook,
+)
 from torchrl_agentic.records.json_dump import REDACTED
 from torchrl_agentic.rollout.generate import in_order
-from torchrl_agentic.rollout.task_records import TaskRecords
 from torchrl_agentic.tokens.encoding import as_text
 from torchrl_agentic.tools.base import Toolset
 from torchrl_agentic.trajectory.task import Task
@@ -218,7 +224,7 @@ def replay(
         per_call_timeout=per_call_timeout,
         per_turn_timeout=per_turn_timeout,
         max_calls_per_turn=max_calls_per_turn,
-        recorder=None if hook is None else TaskRecords(hook, _finish_record),
+        recorder=None if hook is None else _ReplayRecords(hook),
     ).with_toolsets(toolsets)
     answers: dict[str, tuple[Message, ...]] = {}
     running: deque[Conversation] = deque()
@@ -249,12 +255,40 @@ def replay(
     return found
 
 
-def _finish_record(recording: Recording, last: Turn, answer: JSON, reason: str) -> None:
-    """End the record of a conversation, for the reason that its last turn shows."""
-    del answer
-    if reason == "max_turns":
-        reason = "truncated" if last.outcome.calls else "no_calls"
-    recording.finish(reason)
+class _ReplayRecords(TrajectoryHook):
+    """Records the trajectories of a collector under the names of their tasks."""
+
+    def __init__(self, hook: TrajectoryHook) -> None:
+        self._hook = hook
+
+    def begin(self, trajectory: str, row: int = 0) -> Recording:
+        return _ReplayRecording(self._hook.begin(trajectory.rpartition("/")[0], row))
+
+
+class _ReplayRecording(Recording):
+    """Ends a recording with what ended the conversation, and not the bound of its task."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._last: Turn | None = None
+
+    def record_turn(self, turn: Turn) -> None:
+        self._last = turn
+        self._recording.record_turn(turn)
+
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        self._recording.add_messages(messages)
+
+    def annotate(self, **facts: Any) -> None:
+        self._recording.annotate(**facts)
+
+    def set_origin(self, origin: Origin) -> None:
+        self._recording.set_origin(origin)
+
+    def finish(self, reason: str) -> None:
+        if self._last is not None and reason == "max_turns":
+            reason = "truncated" if self._last.outcome.calls else "no_calls"
+        self._recording.finish(reason)
 
 
 def _unreached(conversation: Conversation, last: int) -> Iterator[Difference]:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 from tensordict import LazyStackedTensorDict
 
-from torchrl_agentic.errors import MissingExtra, check_count
+from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
 from torchrl_agentic.records import BadLine, TrajectoryRecord, read_records
-from torchrl_agentic.rollout.answer_writer import AnswerWriter, UnwritableAnswer, with_reasoning
+from torchrl_agentic.rollout.answer_writer import (
+    AnswerWriter,
+    UnwritableAnswer,
+    template_errors,
+    with_reasoning,
+)
 from torchrl_agentic.rollout.batch import trajectory_batch
 from torchrl_agentic.rollout.replay import Conversation
 from torchrl_agentic.text import one_line, read_json
@@ -286,7 +290,7 @@ def _best(rows: Sequence[SFTRow], count: int) -> list[SFTRow]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _SFTTurn:
     """A message of the model with its calls, what came before it since the last one, and what answers it."""
 
     before: tuple[Message, ...]
@@ -307,7 +311,7 @@ class _Turn:
         """True if results follow calls that nobody has read: those of recorded messages are text."""
         return not self.message.tool_calls and not self.calls and bool(self.after)
 
-    def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _Turn:
+    def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _SFTTurn:
         """Return the turn with the calls that a parser reads in its text.
 
         Args:
@@ -393,7 +397,7 @@ class _Finished:
     task: str
     score: float | None
     reason: str
-    turns: tuple[_Turn, ...]
+    turns: tuple[_SFTTurn, ...]
     ledger: TokenLedger | None
 
     @classmethod
@@ -453,7 +457,7 @@ class _Finished:
             UnwritableAnswer: If the chat template cannot write the conversation.
         """
         first, *_ = self.turns
-        with _template_errors():
+        with template_errors():
             writer = answers.encoder.begin([_plain(message) for message in first.before])
         for number, turn in enumerate(self.turns):
             is_last = number + 1 == len(self.turns)
@@ -478,34 +482,20 @@ class _Finished:
             writer.add_sampled(written.ids)
             if not is_last:
                 more = [_plain(message) for message in self.turns[number + 1].before]
-                with _template_errors():
+                with template_errors():
                     writer.add_messages(said, [*after, *more])
         return writer.ledger
 
 
-@contextmanager
-def _template_errors() -> Generator[None]:
-    """Raise errors of the chat template as UnwritableAnswer."""
-    try:
-        yield
-    except MissingExtra:
-        raise
-    except Exception as error:  # templates raise any type
-        raise UnwritableAnswer(
-            f"it rejects the messages ({error}); pass another template: "
-            'tokenizer_options={"chat_template": ...}'
-        ) from error
-
-
-def _turns(turns: Iterable[Any]) -> Iterator[_Turn]:
+def _turns(turns: Iterable[Any]) -> Iterator[_SFTTurn]:
     for turn in turns:
         outcome = turn.outcome
-        yield _Turn(
+        yield _SFTTurn(
             turn.context, turn.message, outcome.cleaned_text, outcome.calls, outcome.results, turn.messages
         )
 
 
-def _recorded(conversation: Conversation) -> Iterator[_Turn]:
+def _recorded(conversation: Conversation) -> Iterator[_SFTTurn]:
     """Yield the turns of a recorded conversation, whose calls have not been read."""
     before = conversation.prompt
     for message, expected in zip(conversation.turns, conversation.expected, strict=True):
@@ -515,7 +505,7 @@ def _recorded(conversation: Conversation) -> Iterator[_Turn]:
             Message("tool", one.text, tool_call_id=call_id or f"call_{place}")
             for place, (one, call_id) in enumerate(zip(expected or (), ids, strict=False))
         ]
-        yield _Turn(before, message, message.text, (), (), tuple(after))
+        yield _SFTTurn(before, message, message.text, (), (), tuple(after))
         before = ()
 
 

@@ -10,6 +10,7 @@ from torchrl.envs import Compose
 
 from torchrl_agentic.dispatch import event_loop
 from torchrl_agentic.engines.base import Engine, OnIds, Sampled
+from torchrl_agentic.engines.duck_typed_engine import EngineWrapper
 from torchrl_agentic.engines.transformers_engine import TransformersEngine
 from torchrl_agentic.messages import Message
 from torchrl_agentic.rollout import rollout, tasks_of
@@ -64,12 +65,12 @@ def converse(
         event_loop.run(engine.close())
 
 
-class _Prompted(Engine):
+class _Prompted(EngineWrapper, Engine):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An engine whose first message in some trajectories is given."""
 
     def __init__(self, engine: TransformersEngine, tokenizer: Any, first: Sequence[str | None]) -> None:
-        self.version, self.max_concurrent = engine.version, engine.max_concurrent
-        self._engine, self._tokenizer = engine, tokenizer
+        super().__init__(engine)
+        self._tokenizer = tokenizer
         self._first = {str(number): text for number, text in enumerate(first) if text is not None}
 
     async def sample(
@@ -78,15 +79,6 @@ class _Prompted(Engine):
         """Return the given message, or sample one."""
         text = self._first.pop(key.partition("/")[0], None)
         if text is None:
-            return await self._engine.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
+            return await self.target.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids)
         given = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
         return Sampled(given[:max_tokens], finish="stop" if len(given) <= max_tokens else "length")
-
-    async def update(self, weights: Any) -> int:
-        """Load new weights."""
-        self.version = await self._engine.update(weights)
-        return self.version
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self._engine.close()

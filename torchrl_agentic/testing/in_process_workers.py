@@ -30,7 +30,7 @@ class InProcessWorkers(Workers):
         super().__init__(count, max_trajectories=max_trajectories, max_restarts=max_restarts)
         self.hosts: dict[int, WorkerHost] = {}
         self.started = 0
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _HostLink] = {}
 
     async def start(self, number: int, spec: bytes) -> WorkerLink:
         """Start a worker.
@@ -43,7 +43,7 @@ class InProcessWorkers(Workers):
         unpickled = pickle.loads(spec)
         host = WorkerHost(await asyncio.to_thread(unpickled.create), unpickled)
         self.hosts[number] = host
-        link = self._links[number] = _Link(host)
+        link = self._links[number] = _HostLink(host)
         return link
 
     async def lose(self, number: int) -> None:
@@ -69,7 +69,7 @@ class InProcessWorkers(Workers):
             await asyncio.wait(tasks)
 
 
-class _Link(WorkerLink):
+class _HostLink(WorkerLink):
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

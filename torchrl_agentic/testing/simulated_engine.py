@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
-from torchrl_agentic.engines.scripted_engine import AnswerCursor, Place
+from torchrl_agentic.engines.scripted_engine import AnswerCursor, ScriptPosition
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 
 _EPSILON = 1e-6
@@ -54,9 +54,9 @@ class EngineLoad:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _SimulatedRequest:
     key: str
-    place: Place | None
+    place: ScriptPosition | None
     prompt: Sequence[int]
     bound: int
     on_ids: OnIds | None
@@ -136,10 +136,10 @@ class SimulatedEngine(Engine):
         self._piece_tokens, self._update_s = piece_tokens, update_s
         self._cursor = AnswerCursor(answers)
         self._order = itertools.count()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_SimulatedRequest] = deque()
         # A heap by the progress at which requests have their next piece or their end, of so many tokens.
-        self._due: list[tuple[float, int, _Request, int]] = []
-        self._running: dict[_Request, None] = {}  # in the order in which they began
+        self._due: list[tuple[float, int, _SimulatedRequest, int]] = []
+        self._running: dict[_SimulatedRequest, None] = {}  # in the order in which they began
         self._progress = 0.0  # tokens that a sequence decoded since the beginning would have
         self._kv_tokens, self._prefill_rate = kv_tokens, prefill_tokens_per_s
         self._kv_base = 0.0  # tokens in the cache less len(running) * progress, so that it only jumps
@@ -160,7 +160,7 @@ class SimulatedEngine(Engine):
         bound = check_request(len(ids), max_tokens, min(bounds, default=None))
         self._check_there()
         loop = asyncio.get_running_loop()
-        request = _Request(key, None, ids, bound, on_ids, loop.create_future())
+        request = _SimulatedRequest(key, None, ids, bound, on_ids, loop.create_future())
         self._advance()
         self._waiting.append(request)
         self._admit()
@@ -275,7 +275,7 @@ class SimulatedEngine(Engine):
         """Tokens in the KV cache."""
         return self._kv_base + len(self._running) * self._progress
 
-    def _count_of(self, request: _Request) -> int:
+    def _count_of(self, request: _SimulatedRequest) -> int:
         """Return the number of tokens that a running request has."""
         return int(self._progress - request.began + _EPSILON)
 
@@ -307,14 +307,14 @@ class SimulatedEngine(Engine):
         self._peak = max(self._peak, len(self._running))
         self._arm()
 
-    def _fits(self, request: _Request) -> bool:
+    def _fits(self, request: _SimulatedRequest) -> bool:
         """Return True if the KV cache has room for a request, and for a token of each that runs."""
         if self._kv_tokens is None or not self._running:
             return True
         needed = len(request.prompt) + request.kept + len(self._running) + 1
         return self._held + needed <= self._kv_tokens
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: _SimulatedRequest) -> None:
         if request.kept:
             tokens = len(request.prompt) + request.kept
             self._recomputed += tokens
@@ -345,7 +345,7 @@ class SimulatedEngine(Engine):
             self._waiting.appendleft(request)
             self._preempted += 1
 
-    def _push(self, request: _Request) -> None:
+    def _push(self, request: _SimulatedRequest) -> None:
         tokens = request.size
         if request.on_ids is not None:
             tokens = min(tokens, request.shown + self._piece_tokens)
@@ -384,7 +384,7 @@ class SimulatedEngine(Engine):
         self._preempt()
         self._admit()
 
-    def _show(self, request: _Request, count: int) -> None:
+    def _show(self, request: _SimulatedRequest, count: int) -> None:
         """Call `on_ids` with what is new."""
         place = request.place
         if request.on_ids is None or place is None or count <= request.shown:
@@ -398,7 +398,7 @@ class SimulatedEngine(Engine):
             if not request.future.done():
                 request.future.set_exception(error)
 
-    def _settle(self, request: _Request, count: int) -> None:
+    def _settle(self, request: _SimulatedRequest, count: int) -> None:
         """End a request with its first tokens; it is aborted unless these are all."""
         place, count = request.place, min(count, request.size)
         assert place is not None
@@ -420,11 +420,11 @@ class SimulatedEngine(Engine):
         known = None if self._log_prob is None else [self._log_prob] * count
         request.future.set_result(Sampled(found, known, outcome, request.version))
 
-    def _leave(self, request: _Request) -> None:
+    def _leave(self, request: _SimulatedRequest) -> None:
         self._stop(request)
         request.state, request.due = "ended", -1
 
-    def _stop(self, request: _Request) -> None:
+    def _stop(self, request: _SimulatedRequest) -> None:
         if request in self._running:
             del self._running[request]
             self._kv_base -= len(request.prompt) - request.began

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from torchrl_agentic.engines.base import ChatEngine
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.messages import Message
 from torchrl_agentic.testing.contracts.engine_contract import check_members, check_usage

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from torchrl_agentic.engines.base import BaseEngine, Engine, EnginePressure, Sampled
-from torchrl_agentic.engines.look_alike_engine import ensure_engine
+from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.engines.sampling import Sampling
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.errors import InfrastructureError

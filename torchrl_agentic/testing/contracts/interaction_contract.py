@@ -11,9 +11,10 @@ import pytest
 import pytest_asyncio
 
 from torchrl_agentic.dispatch import Dispatcher, Session
-from torchrl_agentic.interactions import Interaction, Reply, as_interaction
+from torchrl_agentic.interactions import Reply, as_interaction
 from torchrl_agentic.interactions.user_tool import UserTool, final_score, reply, set_arguments, tool_name
 from torchrl_agentic.messages import Message
+from torchrl_agentic.testing.contracts.tool_contract import watch_sessions
 
 
 class InteractionContract:
@@ -89,23 +90,8 @@ class InteractionContract:
 
     @pytest.mark.asyncio
     async def test_a_session_closes_once_in_the_task_that_opened_it(self) -> None:
-        seen: list[tuple[str, Any]] = []
         interaction = as_interaction(self.make())
-        original = interaction.session
-
-        class Watched:
-            def __init__(self, trajectory: str, **kwargs: Any) -> None:
-                self.inner = original(trajectory, **kwargs)
-
-            async def __aenter__(self) -> Interaction:
-                seen.append(("open", asyncio.current_task()))
-                return await self.inner.__aenter__()
-
-            async def __aexit__(self, *error: Any) -> Any:
-                seen.append(("close", asyncio.current_task()))
-                return await self.inner.__aexit__(*error)
-
-        object.__setattr__(interaction, "session", Watched)
+        seen = watch_sessions(interaction)
         dispatcher = Dispatcher([UserTool(interaction, tool_name("x"))], validate_inputs=False)
         session = self.session(dispatcher)
         await reply(session, "x", self.messages)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch.event_loop import WorkerThreads
-from torchrl_agentic.engines.base import ChatEngine
+from torchrl_agentic.engines.recorded_engine import RecordedEngine
 from torchrl_agentic.messages import Message, Status
 from torchrl_agentic.testing.finished import finished_trajectory
 from torchrl_agentic.trajectory.score import Score, Scorer, score_with
@@ -128,9 +128,10 @@ class ScorerContract:
         for trajectory in self.trajectories():
             if trajectory.calls:
                 continue  # a replay has no tools
+            said = [Message("assistant", text) for text in trajectory.texts]
             collector = AgentCollector(
                 ToolCompose([]),
-                engine=_Replay(trajectory),
+                engine=RecordedEngine({trajectory.task.name: said}),
                 tasks=[trajectory.task],
                 reward=scorer,
                 on_failure="raise",
@@ -142,33 +143,3 @@ class ScorerContract:
             if self.is_deterministic:
                 alone = asyncio.run(self.score(scorer, replace(found, score=None, reward=0.0)))
                 assert found.score.value == alone.value
-
-
-class _Replay(ChatEngine):
-    """A chat engine that says the messages of a trajectory again."""
-
-    max_concurrent = 1
-
-    def __init__(self, trajectory: Trajectory) -> None:
-        self._texts = list(trajectory.texts)
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        max_tokens: int,
-        key: str,
-    ) -> Message:
-        """Return the next message."""
-        del tools, max_tokens, key
-        turn = sum(message["role"] == "assistant" for message in messages)
-        return Message("assistant", self._texts[min(turn, len(self._texts) - 1)])
-
-    async def update(self, weights: Any) -> int:
-        """Return the version."""
-        del weights
-        return self.version
-
-    async def close(self) -> None:
-        """Do nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,31 @@ from torchrl_agentic.tools.base import Tool, ToolContext, current_row
 from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+
+def watch_sessions(owner: Any) -> list[tuple[str, asyncio.Task[Any] | None]]:
+    """Watch the sessions of a tool or an interaction.
+
+    Args:
+        owner: The tool or interaction, whose `session` is replaced.
+
+    Returns:
+        A list that gets "open" and "close" for each session, with the task that does it.
+    """
+    seen: list[tuple[str, asyncio.Task[Any] | None]] = []
+    original = owner.session
+
+    @contextlib.asynccontextmanager
+    async def watched(trajectory: str, **kwargs: Any) -> AsyncGenerator[Any]:
+        seen.append(("open", asyncio.current_task()))
+        async with original(trajectory, **kwargs) as live:
+            try:
+                yield live
+            finally:
+                seen.append(("close", asyncio.current_task()))
+
+    object.__setattr__(owner, "session", watched)
+    return seen
 
 
 class ToolContract:
@@ -91,23 +117,8 @@ class ToolContract:
     @pytest.mark.asyncio
     async def test_a_session_closes_in_the_task_that_opened_it(self) -> None:
         """Anyio requires it, and MCP uses anyio; each session is closed exactly once."""
-        seen: list[tuple[str, Any]] = []
         tool = ensure_tool(self.make())
-        original = tool.session
-
-        class Watched:
-            def __init__(self, trajectory: str) -> None:
-                self.inner = original(trajectory)
-
-            async def __aenter__(self) -> Any:
-                seen.append(("open", asyncio.current_task()))
-                return await self.inner.__aenter__()
-
-            async def __aexit__(self, *error: Any) -> Any:
-                seen.append(("close", asyncio.current_task()))
-                return await self.inner.__aexit__(*error)
-
-        object.__setattr__(tool, "session", Watched)
+        seen = watch_sessions(tool)
         dispatcher = Dispatcher([tool])
         session = dispatcher.session("t")
         session.data = RowData.of(self.row)

@@ -1,4 +1,4 @@
-"""`ensure_engine`: adapt objects that behave like an `Engine` or a `ChatEngine`."""
+"""`ensure_engine`: adapt objects that behave like an engine; `EngineWrapper`: members of a wrapped one."""
 
 # Members of the target may change, so that the adapters have properties in the place of attributes.
 # pyright: reportIncompatibleVariableOverride=false
@@ -16,52 +16,66 @@ from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON, Message
 
 
-class _Adapter(BaseEngine):
-    """Members of both adapters. Optional members of the target are used if it has them."""
+class EngineWrapper(BaseEngine):
+    """Takes the members that all engines have from another engine.
+
+    Args:
+        target: The engine, or an object that behaves like one: its optional members are used if it has them.
+    """
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
     @property
     def version(self) -> int:
+        """Return that of the engine."""
         return self.target.version
 
     @property
     def max_concurrent(self) -> int:
+        """Return that of the engine."""
         return getattr(self.target, "max_concurrent", BaseEngine.max_concurrent)
 
     @property
     def can_resume(self) -> bool:
+        """Return that of the engine."""
         return getattr(self.target, "can_resume", BaseEngine.can_resume)
 
     @property
     def usage(self) -> Usage | None:
+        """Return that of the engine; None: it does not count."""
         return getattr(self.target, "usage", None)
 
     @property
     def may_know_cost(self) -> bool:
+        """Return that of the engine."""
         return getattr(self.target, "may_know_cost", BaseEngine.may_know_cost)
 
     async def update(self, weights: Any) -> int:
+        """Update the engine."""
         return await self.target.update(weights)
 
     async def close(self) -> None:
+        """Close the engine."""
         await self.target.close()
 
     def usage_of(self, key: str) -> Usage | None:
+        """Return what the engine has counted for a trajectory."""
         return getattr(self.target, "usage_of", super().usage_of)(key)
 
     def set_seed(self, seed: int) -> None:
+        """Seed the engine."""
         getattr(self.target, "set_seed", super().set_seed)(seed)
 
     def describe(self) -> str:
+        """Return the description of the engine."""
         return getattr(self.target, "describe", lambda: type(self.target).__name__)()
 
     def __repr__(self) -> str:
         return repr(self.target)
 
 
-class EngineAdapter(_Adapter, Engine):
+class EngineAdapter(EngineWrapper, Engine):
     """Adapts an object that behaves like an engine to `Engine`; its optional members are used if it has them.
 
     Args:
@@ -114,7 +128,7 @@ class EngineAdapter(_Adapter, Engine):
         return hasattr(self.target, "check")
 
 
-class ChatEngineAdapter(_Adapter, ChatEngine):
+class ChatEngineAdapter(EngineWrapper, ChatEngine):
     """Adapts an object that behaves like a chat engine to `ChatEngine`, as `EngineAdapter` does.
 
     Args:

@@ -18,7 +18,7 @@ from torchrl_agentic.engines import (
     Usage,
     ensure_engine,
 )
-from torchrl_agentic.engines.look_alike_engine import ChatEngineAdapter, EngineAdapter
+from torchrl_agentic.engines.duck_typed_engine import ChatEngineAdapter, EngineAdapter
 from torchrl_agentic.evaluation import evaluate
 from torchrl_agentic.rewards import ModelJudge
 from torchrl_agentic.testing import EngineContract, finished_trajectory, load_tiny
