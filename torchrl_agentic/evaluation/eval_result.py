@@ -207,7 +207,7 @@ class EvalResult:
             "n_failed": len(self.failed),
             "n_unsaved": self.n_unsaved,
             "failures": dict(self.failures),
-            "metrics": {name: _metric_to_json(metric) for name, metric in self.metrics.items()},
+            "metrics": {one["name"]: one for one in map(asdict, self.metrics.values())},
             "usage": asdict(self.usage),
             "seconds": self.seconds,
             "epochs": self.epochs,
@@ -342,24 +342,3 @@ def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
         return "–", "–", "0", "0"
     interval = "–" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
     return f"{estimate.value:.3f}", interval, str(estimate.n_tasks), str(estimate.n_samples)
-
-
-def _metric_to_json(metric: Metric) -> dict[str, JSON]:
-    return {
-        "mean": _estimate_to_json(metric.mean),
-        "pass_at": {str(k): _estimate_to_json(one) for k, one in metric.pass_at.items()},
-        "pass_hat": {str(k): _estimate_to_json(one) for k, one in metric.pass_hat.items()},
-        "n_errors": metric.n_errors,
-    }
-
-
-def _estimate_to_json(estimate: Estimate | None) -> JSON:
-    if estimate is None:
-        return None
-    return {
-        "value": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n_tasks": estimate.n_tasks,
-        "n_samples": estimate.n_samples,
-    }
