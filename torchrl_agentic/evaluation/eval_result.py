@@ -207,7 +207,7 @@ class EvalResult:
             "n_failed": len(self.failed),
             "n_unsaved": self.n_unsaved,
             "failures": dict(self.failures),
-            "metrics": {one["name"]: one for one in map(asdict, self.metrics.values())},
+            "metrics": {name: _metric_to_json(metric) for name, metric in self.metrics.items()},
             "usage": asdict(self.usage),
             "seconds": self.seconds,
             "epochs": self.epochs,
@@ -342,3 +342,8 @@ def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
         return "–", "–", "0", "0"
     interval = "–" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
     return f"{estimate.value:.3f}", interval, str(estimate.n_tasks), str(estimate.n_samples)
+
+
+def _metric_to_json(metric: Metric) -> dict[str, JSON]:
+    made: dict[str, JSON] = asdict(metric)
+    return made | {name: {str(k): one for k, one in made[name].items()} for name in ("pass_at", "pass_hat")}

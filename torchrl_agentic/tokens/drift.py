@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torchrl_agentic.messages import content_text
 from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
 from torchrl_agentic.tokens.encoding import Encoder, Piece, decode
-from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, Span, TokenLedger
+from torchrl_agentic.tokens.ledger import BOUNDARY, SAMPLED, TokenLedger, TokenSpan
 
 Mode = Literal["strict", "ignore_strippable", "disable"]
 _STRIPPABLE = str.maketrans("", "", "\n\t\r ")
@@ -84,11 +84,11 @@ def find_drift(
     return _text_drift(ids, spans, chat, template, encoder, tokenizer, mode)
 
 
-def _is_trusted(span: Span) -> bool:
+def _is_trusted(span: TokenSpan) -> bool:
     return span.start == 0 or span.source in (SAMPLED, BOUNDARY)
 
 
-def _has_control(ids: Sequence[int], spans: Sequence[Span], encoder: Encoder) -> bool:
+def _has_control(ids: Sequence[int], spans: Sequence[TokenSpan], encoder: Encoder) -> bool:
     """Check whether there are control tokens where only plain text may be."""
     return any(
         not encoder.control.isdisjoint(ids[span.start : span.stop]) for span in spans if not _is_trusted(span)
@@ -97,7 +97,7 @@ def _has_control(ids: Sequence[int], spans: Sequence[Span], encoder: Encoder) ->
 
 def _text_drift(
     ids: Sequence[int],
-    spans: Sequence[Span],
+    spans: Sequence[TokenSpan],
     chat: Chat,
     template: ChatTemplate,
     encoder: Encoder,
@@ -137,7 +137,7 @@ def _difference(kept: list[int], wanted: list[int], tokenizer: Any, mode: Mode) 
     return Drift(max(map(len, middles)), *excerpts)
 
 
-def _texts(ids: Sequence[int], spans: Sequence[Span], tokenizer: Any) -> list[str]:
+def _texts(ids: Sequence[int], spans: Sequence[TokenSpan], tokenizer: Any) -> list[str]:
     """Return the text of each span."""
     texts = [decode(tokenizer, ids[span.start : span.stop]) for span in spans]
     if "".join(texts) == decode(tokenizer, ids):

@@ -31,7 +31,7 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """A run of tokens that have one source.
 
     Attributes:
@@ -191,12 +191,12 @@ class TokenLedger:
         self._log_probs += _UNKNOWN * len(ids)
         self._versions += _NO_VERSION * len(ids)
 
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[TokenSpan]:
         """Yield the runs of tokens that have one source, in order."""
         start = 0
         for source, run in itertools.groupby(self._sources):
             stop = start + len(list(run))
-            yield Span(source, start, stop)
+            yield TokenSpan(source, start, stop)
             start = stop
 
     def since(self, start: int) -> tuple[array[int], array[int]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import BadLine, Origin, TrajectoryRecord, plain_text
 from torchrl_agentic.records.call_stats import UNREADABLE
-from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, Span
+from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, TokenSpan
 from torchrl_agentic.viewer.text_wrap import Paint, Piece
 
 _OPENER = re.compile(r"<(?:(?:seed:)?think(?:ing)?|reasoning)>|\[THINK\]")
@@ -396,7 +396,7 @@ def _likelihood(log_probs: Sequence[float]) -> str:
     return f" · log-prob mean {sum(known) / len(known):.3f}, min {min(known):.3f}"
 
 
-def _style(span: Span) -> str:
+def _style(span: TokenSpan) -> str:
     return {SAMPLED: "token sampled", PROMPT: "token prompt", BOUNDARY: "token boundary"}.get(
         span.source, "token call"
     )
