@@ -14,7 +14,7 @@ CLUSTER := $(BIN)/pytest -m cluster test/collectors/test_ray_workers.py
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo quick test test-floors test-vllm test-vllm-servers test-cluster test-legacy test-browser check docs screenshots demo-records bench bench-site bench-peers soak soak-simulated soak-real clean
+.PHONY: demo quick test test-floors test-vllm test-vllm-servers test-cluster test-legacy test-browser check docs screenshots demo-records schema bench bench-site bench-peers soak soak-simulated soak-real clean
 
 demo: $(VENV)/ready
 	@echo 'Replaying recorded conversations. Some of their calls are broken or endless on purpose: see how each is answered.'
@@ -73,6 +73,11 @@ check: $(VENV)/ready-dev
 # After a change of the demo, or of what its tools answer on purpose: a test replays these records.
 demo-records: $(VENV)/ready
 	$(BIN)/torchrl-agentic rollout examples/demo.yaml --out examples/demo_records.jsonl --show 0
+
+# After a change of what a record holds.
+schema: $(VENV)/ready
+	$(BIN)/python -c "import json; from torchrl_agentic.records import json_schema; print(json.dumps(json_schema(), indent=2))" \
+		> torchrl_agentic/records/trajectory.schema.json
 
 # The site, in docs/_build/html, made anew but for tutorials that have not changed, which are not run again. The
 # snippets of its pages run in `make test`.

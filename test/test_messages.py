@@ -392,7 +392,7 @@ def test_a_contradiction_between_status_and_is_error_is_refused():
 
 def test_a_result_keeps_its_fields_when_it_is_replaced_copied_or_pickled():
     values = {
-        "parts": (TextPart("x"),), "meta": {"k": 1}, "status": Status.INFRA, "stop": True, "reward": 1.0,
+        "parts": (TextPart("x"),), "status": Status.INFRA, "meta": {"k": 1}, "stop": True, "reward": 1.0,
         "metrics": {"m": 1}, "timing": Timing(1.0, 2.0, 3.0), "notes": ("n",),
     }  # fmt: skip
     assert list(values) == [field.name for field in dataclasses.fields(ToolResult)]

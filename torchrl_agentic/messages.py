@@ -13,10 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import pydantic_core
+from pydantic_core import core_schema
 
+from torchrl_agentic.codec import AsBase64, AsText, AsTuple
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError, check_reward
 from torchrl_agentic.text import MAX_DEPTH, MAX_INT_BITS
 
@@ -28,6 +30,21 @@ Fields: TypeAlias = Mapping[str, JSON]
 
 Content: TypeAlias = str | list[JSON] | None
 """Content of a chat message: text, a list of parts as API servers send them, or None."""
+
+
+class _Part:
+    """Base class of the parts of results, whose JSON always has their kind."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        schema = handler(source)
+        schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(
+            lambda part, fields: {"kind": part.kind, **fields(part)}
+        )
+        return schema
+
 
 MAX_ELEMENTS = 10_000
 """Arrays and tables with more elements are abridged."""
@@ -64,7 +81,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(_Part):
     """A piece of text in a result.
 
     Attributes:
@@ -80,7 +97,7 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonPart:
+class JsonPart(_Part):
     """A JSON value in a result.
 
     `str(part)` is compact JSON. Floats that JSON lacks are written as "NaN", "Infinity" and "-Infinity".
@@ -108,7 +125,7 @@ class JsonPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
+class ImagePart(_Part):
     """An image in a result.
 
     Attributes:
@@ -117,7 +134,7 @@ class ImagePart:
         kind: Always "image".
     """
 
-    data: bytes
+    data: Annotated[bytes, AsBase64]
     media_type: str = "image/png"
     kind: Literal["image"] = "image"
 
@@ -126,7 +143,7 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoPart:
+class VideoPart(_Part):
     """A video in a result.
 
     Attributes:
@@ -135,7 +152,7 @@ class VideoPart:
         kind: Always "video".
     """
 
-    data: bytes
+    data: Annotated[bytes, AsBase64]
     media_type: str = "video/mp4"
     kind: Literal["video"] = "video"
 
@@ -144,7 +161,7 @@ class VideoPart:
 
 
 @dataclass(frozen=True, slots=True)
-class FileRefPart:
+class FileRefPart(_Part):
     """A file that a tool created in the sandbox.
 
     Attributes:
@@ -162,7 +179,17 @@ class FileRefPart:
 
 
 ToolResultPart: TypeAlias = TextPart | JsonPart | ImagePart | VideoPart | FileRefPart
-_PARTS = (TextPart, JsonPart, ImagePart, VideoPart, FileRefPart)
+_KINDS = {"text": TextPart, "json": JsonPart, "image": ImagePart, "video": VideoPart, "file_ref": FileRefPart}
+_PARTS = tuple(_KINDS.values())
+
+
+class _ByKind:
+    """Annotation of a part whose class follows from its kind in JSON."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
+        choices = {kind: handler.generate_schema(part) for kind, part in _KINDS.items()}
+        return core_schema.tagged_union_schema(choices, discriminator="kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +214,14 @@ class _ToolResultFields:
     A frozen dataclass cannot assign to its fields after `__init__`, so the computation comes before it.
     """
 
-    parts: tuple[ToolResultPart, ...]
-    meta: Mapping[str, Any] | None
-    status: Status
-    stop: bool
-    reward: float | None
-    metrics: Mapping[str, JSON] | None
-    timing: Timing | None
-    notes: tuple[str, ...]
+    parts: tuple[Annotated[ToolResultPart, _ByKind], ...]
+    status: Annotated[Status, AsText]
+    meta: Mapping[str, Any] | None = None
+    stop: bool = False
+    reward: float | None = None
+    metrics: Mapping[str, JSON] | None = None
+    timing: Timing | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -240,7 +267,7 @@ class ToolResult(_ToolResultFields):
             status = Status.ERROR if is_error else Status.OK
         elif is_error and status is Status.OK:
             raise ValueError("is_error=True contradicts status=Status.OK; pass only one of the two")
-        super().__init__(parts, meta, status, stop, reward, metrics, timing, notes)
+        super().__init__(parts, status, meta, stop, reward, metrics, timing, notes)
 
     @property
     def is_error(self) -> bool:
@@ -570,7 +597,7 @@ class Message:
 
     role: str
     content: Content
-    tool_calls: Sequence[Mapping[str, JSON]] = ()
+    tool_calls: Annotated[Sequence[Mapping[str, JSON]], AsTuple] = ()
     tool_call_id: str | None = None
     is_complete: bool = True
     reasoning: str = field(default="", kw_only=True)

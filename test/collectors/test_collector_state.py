@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic import Recorder, ToolCompose
+from torchrl_agentic.codec import from_json, to_json
 from torchrl_agentic.collectors import Branching, CollectorError, Score, Task, Trajectory
 from torchrl_agentic.collectors.admission import GroupAdmission
 from torchrl_agentic.collectors.collector_state import CollectorState, GroupState
@@ -30,10 +31,10 @@ from torchrl_agentic.messages import (
     Message,
     TextPart,
     ToolResult,
+    Turn,
     VideoPart,
 )
 from torchrl_agentic.records import read_records
-from torchrl_agentic.records.codec import turns_from_json, turns_to_json
 from torchrl_agentic.rollout.checkpoints import Checkpoints
 from torchrl_agentic.testing import InProcessWorkers, run_skipping
 
@@ -108,8 +109,7 @@ PARTS = (
 @pytest.mark.parametrize("parts", [PARTS, PARTS[:1], (), (TextPart("a\nb"),), (TextPart("a"), TextPart("b"))])
 def test_turns_keep_the_parts_and_the_data_of_results_exactly(parts):
     turn = some.turn(result=ToolResult(parts, meta={"rank": 1}), args={"n": 1})
-    data = json.loads(json.dumps(turns_to_json([turn], is_exact=True)))
-    assert list(turns_from_json(data, trajectory=turn.trajectory, row=turn.row)) == [turn]
+    assert from_json(Turn, json.loads(json.dumps(to_json(turn)))) == turn
 
 
 def test_a_trajectory_that_holds_other_values_is_left_out_and_begins_again(caplog):

@@ -89,13 +89,13 @@ def parse(name: str) -> Callable[[str], Any]:
 
 def dump(text: str) -> None:
     """Read lines of dumps, of both kinds."""
-    for raw in (text, f'{{"request_id":"r","messages":{text}}}', f'{{"schema_version":1,"turns":{text}}}'):
+    for raw in (text, f'{{"request_id":"r","messages":{text}}}', f'{{"schema_version":3,"turns":{text}}}'):
         read_line(raw.encode())
 
 
 def cassette(text: str) -> None:
     """Read a cassette, which skips lines that it cannot read."""
-    len(Cassette(written("c.jsonl", f'{text}\n{{"schema_version":1,"args":{text},"result":{text}}}\n')))
+    len(Cassette(written("c.jsonl", f'{text}\n{{"schema_version":2,"args":{text},"result":{text}}}\n')))
 
 
 def yaml(load: Callable[[Path], Any]) -> Callable[[str], Any]:

@@ -16,7 +16,7 @@ from torchrl_agentic.messages import (
     Turn,
 )
 from torchrl_agentic.records import Origin, TokenRecord, TrajectoryRecord
-from torchrl_agentic.records.codec import RESERVED
+from torchrl_agentic.records.record_json import RESERVED
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 text = st.text(st.characters(), max_size=20)  # lone surrogates included

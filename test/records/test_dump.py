@@ -106,12 +106,12 @@ def test_lines_of_different_kinds_can_be_mixed(tmp_path: Path, scanned: Scan):
     write(tmp_path / "0.jsonl", "a")
     with (tmp_path / "0.jsonl").open("ab") as file:
         file.write(
-            b'\n{"input": "q", "output": "a", "score": 1, "uid": "u"}\n{"schema_version": 3}\nnonsense\n'
+            b'\n{"input": "q", "output": "a", "score": 1, "uid": "u"}\n{"schema_version": 4}\nnonsense\n'
         )
         file.write(b'{"output": "cut')
     file = scanned(tmp_path / "0.jsonl")
     assert ids(file)[:2] == ["a", "u"]
-    assert "version 3" in ids(file)[2]
+    assert "version 4" in ids(file)[2]
     assert "cut off" in ids(file)[4]
     bad = file.record(3)
     assert isinstance(bad, BadLine)

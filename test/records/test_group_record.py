@@ -147,11 +147,11 @@ def test_groups_of_one_file_lie_in_its_folder(tmp_path):
 
 def test_bad_lines_are_named(tmp_path):
     lines = ["", "nonsense", json.dumps({**group().to_json(), "schema_version": 9})]
-    bad = {**group().to_json(), "trajectories": [["t", 1.0, "nan"]]}
+    bad = {**group().to_json(), "members": [{"name": "t", "reward": 1.0, "advantage": "nan"}]}
     (tmp_path / "groups.jsonl").write_text("\n".join([*lines, json.dumps(bad), "[]"]))
     found = list(read_groups(tmp_path))
     assert [one.number for one in found if isinstance(one, BadLine)] == [2, 3, 4, 5]
-    assert "reads version 1" in found[1].reason
+    assert "reads version 2" in found[1].reason
     assert "finite" in found[2].reason
 
 
@@ -213,20 +213,6 @@ def test_the_origin_of_a_trajectory_is_recorded(tmp_path):
         summary = dump.files[0].summary(0)
     assert (summary.origin, summary.run, summary.question) == (found.origin, recorder.run, "What?")
     assert summary == found.summary
-
-
-def test_a_line_without_an_origin_is_read_with_its_question_and_an_extra_of_that_name(tmp_path):
-    with Recorder(tmp_path) as recorder:
-        recorder.write(record(trajectory="old"))
-    path = tmp_path / "0.jsonl"
-    line = json.loads(path.read_text())
-    line["origin"] = "a column of old"
-    path.write_text(json.dumps(line) + "\n")
-    with Dump(tmp_path) as dump:
-        dump.files[0].scan()
-        summary, whole = dump.files[0].summary(0), dump.files[0].record(0)
-    assert (summary.question, summary.origin) == ("What?", Origin())
-    assert summary.extras == whole.extras == {"origin": "a column of old"}
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), max_size=300)

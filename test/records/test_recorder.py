@@ -123,8 +123,8 @@ def test_a_trajectory_without_a_turn_is_not_written(tmp_path: Path):
 
 
 def test_an_extra_cannot_take_the_name_of_something_else(tmp_path: Path):
-    with pytest.raises(ValueError, match="'messages' is a field of every record"):
-        Recorder(tmp_path).begin("t").annotate(messages=[])
+    with pytest.raises(ValueError, match="'turns' is a field of every record"):
+        Recorder(tmp_path).begin("t").annotate(turns=[])
     with pytest.raises(ValueError, match="has none yet"):
         Recorder(tmp_path).begin("t").add_reward(1.0)
 
@@ -512,7 +512,7 @@ def test_invalid_run_id_is_rejected(tmp_path: Path, run: object):
 
 
 @pytest.mark.parametrize(
-    "tail", ["", "\n", "\n\n", '\n{"schema_version": 2, "request_id": "r", "run": "torn", "st']
+    "tail", ["", "\n", "\n\n", '\n{"schema_version": 3, "request_id": "r", "run": "torn", "st']
 )
 @pytest.mark.parametrize("size", [10, 4096, 65536, 200_000])
 def test_the_run_of_the_last_record_is_found_however_long_it_is(tmp_path: Path, size: int, tail: str):

@@ -24,6 +24,11 @@ def data(made: TrajectoryRecord, secrets: Secrets | None = None, variables: froz
     return json.loads(json_line(made, secrets or Secrets(), variables))
 
 
+def outcome(line: dict) -> dict:
+    """Return calls and results of the first turn of a line."""
+    return line["turns"][0]["outcome"]
+
+
 def login(secret: str, name: str = "password", **more: object) -> TrajectoryRecord:
     call = json.dumps({"name": "login", "arguments": {name: secret}})
     result = ToolResult.from_text(f"welcome, {secret}")
@@ -33,14 +38,13 @@ def login(secret: str, name: str = "password", **more: object) -> TrajectoryReco
 @pytest.mark.parametrize("name", NAMES)
 def test_an_argument_of_a_secret_name_is_left_out(name: str):
     found = data(login("hunter2!", name, user="bob"))
-    (call,) = found["tool_calls"]
-    assert call["arguments"] == {name: "[redacted]", "user": "bob"}
+    assert outcome(found)["calls"][0]["args"] == {name: "[redacted]", "user": "bob"}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "tokens", "key", "passwords_tried", "secretary"])
 def test_values_of_other_names_are_not_secret(name: str):
     found = data(login("hunter2!", name))
-    assert found["tool_calls"][0]["arguments"] == {name: "hunter2!"}
+    assert outcome(found)["calls"][0]["args"] == {name: "hunter2!"}
 
 
 @settings(deadline=None)
@@ -64,11 +68,11 @@ def texts(value: object) -> list[str]:
 @pytest.mark.parametrize("secret", ["hunter2!", 'quo"ted\\secret', "schlüssel", "line\nbreak", "emoji😀key"])
 def test_a_secret_is_cut_out_of_messages_and_results(secret: str):
     found = data(login(secret))
-    assert found["tool_calls"][0]["result"] == "welcome, [redacted]"
-    assert found["messages"][-1]["content"] == "welcome, [redacted]"
-    assert '"password": "[redacted]"' in found["messages"][1]["content"]
+    assert outcome(found)["results"][0]["parts"][0]["text"] == "welcome, [redacted]"
+    assert found["turns"][0]["messages"][-1]["content"] == "welcome, [redacted]"
+    assert '"password": "[redacted]"' in found["turns"][0]["message"]["content"]
     assert found["output"].count("[redacted]") == 2
-    assert "span" not in found["tool_calls"][0]
+    assert "span" not in outcome(found)["calls"][0]
 
 
 def test_nested_secrets_and_secrets_in_api_messages_are_redacted():
@@ -83,8 +87,8 @@ def test_nested_secrets_and_secrets_in_api_messages_are_redacted():
 def test_a_short_secret_stays_in_texts_and_goes_from_arguments():
     """Every text holds "1234" by chance."""
     found = data(login("1234"))
-    assert found["tool_calls"][0]["arguments"] == {"password": "[redacted]"}
-    assert found["tool_calls"][0]["result"] == "welcome, 1234"
+    assert outcome(found)["calls"][0]["args"] == {"password": "[redacted]"}
+    assert outcome(found)["results"][0]["parts"][0]["text"] == "welcome, 1234"
 
 
 def test_tokens_that_may_spell_a_secret_are_left_out():
@@ -103,7 +107,7 @@ def test_values_of_the_environment_are_left_out_by_the_ends_of_their_names(monke
     secrets = Secrets()
     printed = "KEY=sk-0123456789 hf_0123456789 harmless-value"
     found = data(record(turn(result=ToolResult.from_text(printed))), secrets, secrets.variables())
-    assert found["tool_calls"][0]["result"] == "KEY=[redacted] [redacted] harmless-value"
+    assert outcome(found)["results"][0]["parts"][0]["text"] == "KEY=[redacted] [redacted] harmless-value"
 
 
 def test_secret_names_are_configurable(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrl_agentic.codec import from_json, to_json
 from torchrl_agentic.tokens.ledger import BOUNDARY, PROMPT, SAMPLED, TokenLedger
 
 ids = st.lists(st.integers(0, 2**40), max_size=6)
@@ -85,7 +86,7 @@ def test_no_token_was_sampled_behind_the_last_sampled_one(chosen):
 @given(st.lists(entries(), max_size=8))
 def test_a_ledger_survives_json(chosen):
     ledger = filled(chosen)
-    assert TokenLedger.from_json(json.loads(json.dumps(ledger.to_json(), allow_nan=False))) == ledger
+    assert from_json(TokenLedger, json.loads(json.dumps(to_json(ledger), allow_nan=False))) == ledger
 
 
 @given(st.lists(entries(), max_size=4), st.lists(entries(), max_size=4))

@@ -13,7 +13,7 @@ from torchrl_agentic.messages import Message
 from torchrl_agentic.records import GroupMember, GroupRecord, Groups, Origin, Recorder
 from torchrl_agentic.viewer.samples import (
     BEFORE_CHARS,
-    Said,
+    SaidMessage,
     SampleGroups,
     advantages,
     common_length,
@@ -117,7 +117,7 @@ def test_of_a_sample_that_a_resumed_run_repeats_the_last_one_counts():
 
 texts = st.text("ab", max_size=12)
 messages = st.lists(
-    st.builds(Said, st.integers(0, 3), st.sampled_from(["assistant", "tool"]), texts), max_size=5
+    st.builds(SaidMessage, st.integers(0, 3), st.sampled_from(["assistant", "tool"]), texts), max_size=5
 )
 
 
@@ -157,8 +157,8 @@ def test_the_common_length_is_the_longest(one, other):
 def test_messages_after_the_prompt_are_those_of_the_turns():
     first, last = turn("one", index=0), turn("two", index=1)
     assert said_after_prompt(record(first, last)) == [
-        Said(0, "assistant", "one"),
-        Said(1, "assistant", "two"),
+        SaidMessage(0, "assistant", "one"),
+        SaidMessage(1, "assistant", "two"),
     ]
 
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
 
+from torchrl_agentic.codec import from_json, to_json
 from torchrl_agentic.errors import check_count
-from torchrl_agentic.records.codec import (
-    message_from_json,
-    message_to_json,
-    turns_from_json,
-    turns_to_json,
-)
-from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
-from torchrl_agentic.trajectory.score import Score
+from torchrl_agentic.tokens.ledger import TokenLedger
 from torchrl_agentic.trajectory.task import Task
 from torchrl_agentic.trajectory.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Version of the form of `CollectorState.to_json`."""
 
 
@@ -167,105 +160,57 @@ def _group_from_json(data: Mapping[str, Any]) -> GroupState:
     return GroupState(label, task, version, attempts, finished, dict(running))
 
 
+_META = {"turns": {"__all__": {"outcome": {"results": {"__all__": {"meta"}}}}}}
+_OWN = {"task": True, "ledger": True, "contexts": True, "spans": True, "forks": True}
+"""Fields of a trajectory that are left out, or have a form of their own."""
+
+
 def _finished_to_json(one: Trajectory) -> dict[str, Any]:
-    score = one.score
+    """Convert a trajectory; the `meta` of results is left out if it is not plain."""
+    try:
+        fields = plain(to_json(one, exclude=_OWN))
+    except NotPlain:
+        fields = plain(to_json(one, exclude={**_OWN, **_META}))
     return {
-        "name": one.name,
-        "index": one.index,
-        "messages": plain([message_to_json(message) for message in one.messages]),
-        **_turns_to_json(one.turns),
-        "reason": one.reason,
-        "terminated": one.terminated,
-        "truncated": one.truncated,
-        "ledger": _ledger_to_json(one.ledger),
-        "contexts": [_ledger_to_json(ledger) for ledger in one.contexts],
-        "columns": plain(one.columns),
-        "turn_rewards": plain(one.turn_rewards),
+        **fields,
         "reward": float(one.reward),
         "seconds": float(one.seconds),
-        "score": None
-        if score is None
-        else plain([score.value, score.answer, score.explanation, score.parts]),
+        "ledger": _packed_ledger(one.ledger),
+        "contexts": [_packed_ledger(ledger) for ledger in one.contexts],
     }
 
 
 def _finished_from_json(data: Mapping[str, Any], task: Task) -> Trajectory:
-    name, index, score = _text(data, "name"), _count(data, "index"), data["score"]
-    return Trajectory(
-        name,
-        task,
-        index,
-        tuple(map(message_from_json, data["messages"])),
-        tuple(turns_from_json(data["turns"], trajectory=name, row=index)),
-        _text(data, "reason"),
-        bool(data["terminated"]),
-        bool(data["truncated"]),
-        _ledger(data["ledger"]),
-        tuple(found for one in data["contexts"] if (found := _ledger(one)) is not None),
-        dict(data["columns"]),
-        tuple(map(float, data["turn_rewards"])),
-        float(data["reward"]),
-        float(data["seconds"]),
-        score=None if score is None else Score(float(score[0]), score[1], score[2], dict(score[3])),
-    )
+    own = {"task": task, "reward": data["reward"], "seconds": data["seconds"]}
+    contexts = [_unpacked_ledger(one) for one in data["contexts"]]
+    ledger = _unpacked_ledger(data["ledger"])
+    return from_json(Trajectory, {**data, **own, "ledger": ledger, "contexts": contexts})
 
 
-def _turns_to_json(turns: Sequence[Any]) -> dict[str, Any]:
-    """Return the turns; the `meta` of a result is left out if it is not plain."""
-    try:
-        return {"turns": plain(turns_to_json(turns, is_exact=True))}
-    except NotPlain:
-        bare = [
-            replace(
-                turn,
-                outcome=replace(
-                    turn.outcome, results=tuple(replace(one, meta=None) for one in turn.outcome.results)
-                ),
-            )
-            for turn in turns
-        ]
-        return {"turns": plain(turns_to_json(bare, is_exact=True))}
-
-
-def _ledger_to_json(ledger: TokenLedger | None) -> dict[str, Any] | None:
-    """Return the tokens as two texts and one list of their runs: `torch.load` takes 10 us per number."""
+def _packed_ledger(ledger: TokenLedger | None) -> dict[str, Any] | None:
+    """Return the JSON of a ledger with texts for its numbers: `torch.load` takes 10 us per number."""
     if ledger is None:
         return None
-    runs: list[list[int]] = []
-    for (source, version), run in itertools.groupby(zip(ledger.sources, ledger.versions, strict=True)):
-        runs.append([source, version, sum(1 for _ in run)])
-    known = list(itertools.compress(ledger.log_probs, ledger.mask))
-    return {"ids": _packed(ledger.ids, _IDS), "runs": runs, "log_probs": _packed(known, _LOG_PROBS)}
+    made = ledger.to_json()
+    return {**made, "ids": _packed(made["ids"], _IDS), "log_probs": _packed(made["log_probs"], _LOG_PROBS)}
 
 
-def _ledger(found: Mapping[str, Any] | None) -> TokenLedger | None:
+def _unpacked_ledger(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if found is None:
         return None
     ids, log_probs = _unpacked(found["ids"], _IDS), _unpacked(found["log_probs"], _LOG_PROBS)
-    ledger, start, known = TokenLedger(), 0, 0
-    for source, version, size in found["runs"]:
-        some = ids[start : start + size]
-        if source == SAMPLED:
-            likely = log_probs[known : known + size]
-            ledger.add_sampled(some, likely, version=None if version < 0 else version)
-            known += size
-        else:
-            ledger.add_injected(some, [source] * len(some))
-        start += size
-    if not len(ledger) == len(ids) == start or known != len(log_probs):
-        raise ValueError(f"the runs of a ledger cover {start} of {len(ids)} token ids")
-    return ledger
+    return {**found, "ids": ids, "log_probs": log_probs}
 
 
 _IDS, _LOG_PROBS = "<u4", "<f8"
 
 
-def _packed(values: Sequence[float], kind: str) -> str:
-    return base64.b64encode(np.asarray(values, kind).tobytes()).decode()
+def _packed(values: Sequence[float | None] | None, kind: str) -> str | None:
+    return None if values is None else base64.b64encode(np.array(values, kind).tobytes()).decode()
 
 
-def _unpacked(text: str, kind: str) -> list[Any]:
-    return np.frombuffer(base64.b64decode(text, validate=True), kind).tolist()
+def _unpacked(text: str | None, kind: str) -> list[Any] | None:
+    return None if text is None else np.frombuffer(base64.b64decode(text, validate=True), kind).tolist()
 
 
 def _count(data: Mapping[str, Any], key: str) -> int:

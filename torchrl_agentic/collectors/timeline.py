@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, TypeAlias
 
+from torchrl_agentic.codec import AsMicroseconds, AsTuple, line_from_json, to_json
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import Recorder
 from torchrl_agentic.records.dump import MAX_LINE_BYTES, TIMELINE
@@ -19,13 +19,14 @@ from torchrl_agentic.records.jsonl_index import JsonlIndex
 from torchrl_agentic.records.line_writer import LineWriter
 from torchrl_agentic.records.record import BadLine
 from torchrl_agentic.tools.private_files import PRIVATE
-from torchrl_agentic.trajectory.span import Cause, Span
+from torchrl_agentic.trajectory.span import Span
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _MOST_PENDING = 8  # batches that wait to be written
-_CAUSES: Mapping[str, Cause] = {cause: cause for cause in get_args(Cause)}
+
+Seconds: TypeAlias = Annotated[float, AsMicroseconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class TimelineRow:
 
     name: str
     group: str
-    began: float
-    ended: float
+    began: Seconds
+    ended: Seconds
     reason: str = ""
     tokens: int = 0
-    held: float = 0.0
+    held: Seconds = 0.0
     n_omitted: int = 0
-    spans: Sequence[Span] = ()
+    spans: Annotated[Sequence[Span], AsTuple] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +74,19 @@ class BatchTimeline:
     """
 
     number: int
-    start: float
-    stop: float
-    waited: float | None = None
-    causes: Mapping[str, float] = field(default_factory=dict[str, float])
+    start: Seconds
+    stop: Seconds
+    waited: Seconds | None = None
+    causes: Mapping[str, Seconds] = field(default_factory=dict[str, float])
     ages: Mapping[int, int] = field(default_factory=dict[int, int])
-    own: Sequence[Span] = ()
-    rows: Sequence[TimelineRow] = ()
+    own: Annotated[Sequence[Span], AsTuple] = ()
+    rows: Annotated[Sequence[TimelineRow], AsTuple] = ()
     run: str = ""
-    time: float = 0.0
+    time: Seconds = 0.0
 
     def to_json(self) -> dict[str, JSON]:
         """Return the JSON of a line, with times to the microsecond."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "batch": self.number,
-            "run": self.run,
-            "time": round(self.time, 3),
-            "start": _rounded(self.start),
-            "stop": _rounded(self.stop),
-            "waited": None if self.waited is None else _rounded(self.waited),
-            "causes": {cause: _rounded(seconds) for cause, seconds in self.causes.items()},
-            "ages": {str(age): count for age, count in self.ages.items()},
-            "own": [_span_to_json(span) for span in self.own],
-            "trajectories": [
-                {
-                    "name": row.name,
-                    "group": row.group,
-                    "began": _rounded(row.began),
-                    "ended": _rounded(row.ended),
-                    "reason": row.reason,
-                    "tokens": row.tokens,
-                    "held": _rounded(row.held),
-                    "omitted": row.n_omitted,
-                    "spans": [_span_to_json(span) for span in row.spans],
-                }
-                for row in self.rows
-            ],
-        }
+        return {"schema_version": SCHEMA_VERSION, **to_json(self, exclude=_LEFT_OUT)}
 
     @classmethod
     def from_json(cls, value: JSON) -> BatchTimeline:
@@ -119,72 +95,16 @@ class BatchTimeline:
         Raises:
             ValueError: If it has another form.
         """
-        try:
-            if (version := value["schema_version"]) != SCHEMA_VERSION:
-                raise ValueError(
-                    f"the line has version {version!r:.40}, and this package reads {SCHEMA_VERSION}"
-                )
-            return cls(
-                int(value["batch"]),
-                _time(value["start"]),
-                _time(value["stop"]),
-                None if value["waited"] is None else _time(value["waited"]),
-                {str(cause): _time(seconds) for cause, seconds in value["causes"].items()},
-                {int(age): int(count) for age, count in value["ages"].items()},
-                tuple(_span_from_json(span, "") for span in value["own"]),
-                tuple(_row_from_json(row) for row in value["trajectories"]),
-                str(value["run"]),
-                _time(value["time"]),
-            )
-        except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-            raise ValueError(f"the line is no timeline: {type(error).__name__}: {error}") from None
+        found = line_from_json(cls, value, SCHEMA_VERSION)
+        return replace(found, rows=tuple(map(_named, found.rows)))
 
 
-def _span_to_json(span: Span) -> list[JSON]:
-    return [
-        span.cause,
-        _rounded(span.start),
-        _rounded(span.stop),
-        span.name,
-        span.turn,
-        span.version,
-        span.tokens,
-        span.status,
-    ]
+_LEFT_OUT = {"rows": {"__all__": {"spans": {"__all__": {"trajectory"}}}}}
+"""The name of the row is that of its spans."""
 
 
-def _span_from_json(value: JSON, trajectory: str) -> Span:
-    cause, start, stop, name, turn, version, tokens, status = value
-    return Span(
-        _CAUSES[cause], _time(start), _time(stop), trajectory,
-        str(name), int(turn), int(version), int(tokens), str(status),
-    )  # fmt: skip
-
-
-def _row_from_json(value: JSON) -> TimelineRow:
-    name = str(value["name"])
-    return TimelineRow(
-        name,
-        str(value["group"]),
-        _time(value["began"]),
-        _time(value["ended"]),
-        str(value["reason"]),
-        int(value["tokens"]),
-        _time(value["held"]),
-        int(value["omitted"]),
-        tuple(_span_from_json(span, name) for span in value["spans"]),
-    )
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds, 6)
-
-
-def _time(value: JSON) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{value!r:.40} is no time")
-    return number
+def _named(row: TimelineRow) -> TimelineRow:
+    return replace(row, spans=tuple(replace(span, trajectory=row.name) for span in row.spans))
 
 
 class TimelineWriter:

@@ -366,9 +366,5 @@ def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
 
 
 def _metric_to_json(metric: Metric) -> dict[str, JSON]:
-    return {
-        "mean": None if metric.mean is None else asdict(metric.mean),
-        "pass_at": {str(k): asdict(one) for k, one in metric.pass_at.items()},
-        "pass_hat": {str(k): asdict(one) for k, one in metric.pass_hat.items()},
-        "n_errors": metric.n_errors,
-    }
+    made: dict[str, JSON] = asdict(metric)
+    return made | {name: {str(k): one for k, one in made[name].items()} for name in ("pass_at", "pass_hat")}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrl_agentic.codec import from_json, to_json
 from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records.record import TokenRecord, TrajectoryRecord
@@ -80,10 +81,9 @@ class EvalSample:
         """Return the fields, without the conversation."""
         found: dict[str, JSON] = {one.name: getattr(self, one.name) for one in fields(self)}
         del found["trajectory"]
-        scores = {name: _score_to_json(score) for name, score in self.scores.items()}
         return {
             **found,
-            "scores": scores,
+            "scores": {name: to_json(score) for name, score in self.scores.items()},
             "score_errors": dict(self.score_errors),
             "usage": asdict(self.usage),
         }
@@ -210,7 +210,7 @@ def sample_from(record: TrajectoryRecord) -> EvalSample:
         ValueError: If a value is invalid.
     """
     extras: Mapping[str, Any] = record.extras
-    scores = {name: _score_from_json(one) for name, one in extras["scores"].items()}
+    scores = {name: from_json(Score, one) for name, one in extras["scores"].items()}
     last = record.turns[-1] if record.turns else None
     said = last.messages[-1] if last is not None and last.messages else last and last.message
     return EvalSample(
@@ -333,20 +333,3 @@ def _described(value: Any) -> JSON:
         return hashlib.blake2b(value, digest_size=6).hexdigest()
     shown = repr(value)
     return type(value).__name__ if " at 0x" in shown else shown
-
-
-def _score_to_json(score: Score) -> dict[str, JSON]:
-    data: dict[str, JSON] = {"value": float(score.value)}
-    if score.answer is not None:
-        data["answer"] = score.answer
-    if score.explanation:
-        data["explanation"] = score.explanation
-    if score.parts:
-        data["parts"] = {name: float(value) for name, value in score.parts.items()}
-    return data
-
-
-def _score_from_json(data: Mapping[str, Any]) -> Score:
-    return Score(
-        float(data["value"]), data.get("answer"), data.get("explanation", ""), dict(data.get("parts", {}))
-    )

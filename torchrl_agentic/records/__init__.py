@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING
 from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
-    from torchrl_agentic.records.codec import (
-        SCHEMA_VERSION,
-        message_to_json,
-        record_from_json,
-        record_to_json,
-    )
+    from torchrl_agentic.records.contained_hook import as_hook
     from torchrl_agentic.records.dump import Dump, DumpFile, read_line, read_records
     from torchrl_agentic.records.group_record import GroupMember, GroupRecord, Groups, read_groups
-    from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook, as_hook
+    from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook
     from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets
     from torchrl_agentic.records.jsonl_index import DumpTooLarge
     from torchrl_agentic.records.record import (
@@ -29,9 +24,15 @@ if TYPE_CHECKING:
         TokenRecord,
         TrajectoryRecord,
         group_of,
-        json_schema,
         plain_text,
         question_of,
+    )
+    from torchrl_agentic.records.record_json import (
+        SCHEMA_VERSION,
+        json_schema,
+        message_to_json,
+        record_from_json,
+        record_to_json,
     )
     from torchrl_agentic.records.recorder import SUFFIXES, FileRecording, Recorder
 
@@ -72,12 +73,7 @@ __all__ = [
 __getattr__ = load_lazily(
     __name__,
     {
-        "codec": (
-            "SCHEMA_VERSION",
-            "message_to_json",
-            "record_from_json",
-            "record_to_json",
-        ),
+        "contained_hook": ("as_hook",),
         "dump": (
             "Dump",
             "DumpFile",
@@ -94,7 +90,6 @@ __getattr__ = load_lazily(
             "Recorders",
             "Recording",
             "TrajectoryHook",
-            "as_hook",
         ),
         "json_dump": (
             "SECRET_NAMES",
@@ -108,9 +103,15 @@ __getattr__ = load_lazily(
             "TokenRecord",
             "TrajectoryRecord",
             "group_of",
-            "json_schema",
             "plain_text",
             "question_of",
+        ),
+        "record_json": (
+            "SCHEMA_VERSION",
+            "json_schema",
+            "message_to_json",
+            "record_from_json",
+            "record_to_json",
         ),
         "recorder": (
             "SUFFIXES",

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from torchrl_agentic.messages import JSON, Message, Turn
 from torchrl_agentic.records.group_record import GroupRecord
-from torchrl_agentic.records.hooks import Recording, TrajectoryHook
+from torchrl_agentic.records.hooks import Recorders, Recording, TrajectoryHook
 from torchrl_agentic.records.record import Origin, TokenRecord
 
 P = ParamSpec("P")
@@ -183,3 +183,32 @@ class _ContainedRecording(Recording):
     def finish(self, reason: str) -> None:
         """Forward the end."""
         self._owner.call(self._where, self._recording.finish, reason)
+
+
+def as_hook(recorder: Recorders) -> TrajectoryHook | None:
+    """Convert the argument of `ToolCompose(recorder=...)` to one hook, which logs exceptions.
+
+    Args:
+        recorder: A hook, a function that is called with each turn, a list of them, or None.
+
+    Returns:
+        The hook, or None if there is nothing to call.
+
+    Raises:
+        TypeError: If `recorder` is something else.
+    """
+    if recorder is None:
+        return None
+    if isinstance(recorder, ContainedHook | SeveralHooks):
+        return recorder
+    if isinstance(recorder, TrajectoryHook):
+        return ContainedHook(recorder)
+    if callable(recorder):
+        return ContainedHook(CallbackHook(recorder))
+    if not isinstance(recorder, list | tuple):
+        raise TypeError(
+            "recorder must be a Recorder, a function of a Turn, or a list of them; "
+            f"got {type(recorder).__name__}"
+        )
+    hooks = [hook for hook in map(as_hook, recorder) if hook is not None]
+    return SeveralHooks(hooks) if hooks else None

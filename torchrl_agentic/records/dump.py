@@ -11,10 +11,10 @@ from typing import Any
 import pydantic_core
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.records.codec import record_from_json, summary_from_json
 from torchrl_agentic.records.group_record import GROUPS
 from torchrl_agentic.records.jsonl_index import Allowance, JsonlIndex
 from torchrl_agentic.records.record import BadLine, Summary, TrajectoryRecord
+from torchrl_agentic.records.record_json import record_from_json, summary_from_json
 from torchrl_agentic.records.recorder import SUFFIXES
 from torchrl_agentic.text import MAX_LINE_DEPTH, TooDeepError, read_json
 

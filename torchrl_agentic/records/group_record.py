@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from torchrl_agentic.codec import AsFinite, AsTuple, line_from_json, to_json
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.record import BadLine, Summary
 
 GROUPS = "groups.jsonl"
 """Name of the file beside a dump that has the groups as they left in batches, and no trajectories."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class GroupMember:
     """
 
     name: str
-    reward: float
-    advantage: float
+    reward: Annotated[float, AsFinite]
+    advantage: Annotated[float, AsFinite]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +51,13 @@ class GroupRecord:
     task: str
     batch: int
     policy_version: int
-    members: Sequence[GroupMember]
+    members: Annotated[Sequence[GroupMember], AsTuple]
     step: int = 0
     run: str = ""
 
     def to_json(self) -> dict[str, JSON]:
         """Return the JSON of a line."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "run": self.run,
-            "step": self.step,
-            "batch": self.batch,
-            "group": self.number,
-            "task": self.task,
-            "policy_version": self.policy_version,
-            "trajectories": [[one.name, one.reward, one.advantage] for one in self.members],
-        }
+        return {"schema_version": SCHEMA_VERSION, "run": self.run, "step": self.step, **to_json(self)}
 
     @classmethod
     def from_json(cls, value: JSON) -> GroupRecord:
@@ -74,30 +66,7 @@ class GroupRecord:
         Raises:
             ValueError: If it has another form.
         """
-        try:
-            if (version := value["schema_version"]) != SCHEMA_VERSION:
-                raise ValueError(
-                    f"the line has version {version!r:.40}; this package reads version {SCHEMA_VERSION}"
-                )
-            return cls(
-                int(value["group"]),
-                str(value["task"]),
-                int(value["batch"]),
-                int(value["policy_version"]),
-                tuple(GroupMember(str(name), _finite(reward), _finite(advantage))
-                      for name, reward, advantage in value["trajectories"]),
-                int(value["step"]),
-                str(value["run"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"the line is not one of a group: {type(error).__name__}: {error}") from None
-
-
-def _finite(value: JSON) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"rewards and advantages are finite; got {value!r:.40}")
-    return number
+        return line_from_json(cls, value, SCHEMA_VERSION)
 
 
 class Groups:

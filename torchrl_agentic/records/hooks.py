@@ -94,34 +94,3 @@ class TrajectoryHook:
 
 Recorders: TypeAlias = "TrajectoryHook | Callable[[Turn], object] | Sequence[Recorders] | None"
 """Argument of `ToolCompose(recorder=...)`: a hook, a function that gets each turn, or several of them."""
-
-
-def as_hook(recorder: Recorders) -> TrajectoryHook | None:
-    """Convert the argument of `ToolCompose(recorder=...)` to one hook, which logs exceptions.
-
-    Args:
-        recorder: A hook, a function that is called with each turn, a list of them, or None.
-
-    Returns:
-        The hook, or None if there is nothing to call.
-
-    Raises:
-        TypeError: If `recorder` is something else.
-    """
-    if recorder is None:
-        return None
-    from torchrl_agentic.records.contained_hook import CallbackHook, ContainedHook, SeveralHooks
-
-    if isinstance(recorder, ContainedHook | SeveralHooks):
-        return recorder
-    if isinstance(recorder, TrajectoryHook):
-        return ContainedHook(recorder)
-    if callable(recorder):
-        return ContainedHook(CallbackHook(recorder))
-    if not isinstance(recorder, list | tuple):
-        raise TypeError(
-            "recorder must be a Recorder, a function of a Turn, or a list of them; "
-            f"got {type(recorder).__name__}"
-        )
-    hooks = [hook for hook in map(as_hook, recorder) if hook is not None]
-    return SeveralHooks(hooks) if hooks else None

@@ -7,13 +7,14 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pydantic_core
 
-from torchrl_agentic.messages import JSON
-from torchrl_agentic.records.codec import record_to_json
+from torchrl_agentic.messages import JSON, Turn
 from torchrl_agentic.records.record import TrajectoryRecord, question_in
+from torchrl_agentic.records.record_json import fields_to_json, record_to_json, turns_to_bytes
 from torchrl_agentic.text import MAX_INT_BITS
 
 SECRET_NAMES = (
@@ -113,21 +114,32 @@ def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[s
         secrets: Finds secret names.
         variables: Secret values of environment variables, from `Secrets.variables`.
     """
-    data = record_to_json(record)
     found = set[str]()
-    named = [secrets.found_in(call["arguments"], found) for call in data["tool_calls"]]
+    named = [secrets.found_in(call.args, found) for _, call, _ in record.calls]
     named.append(secrets.found_in(record.extras, found))
-    free = [record.gts, record.extras, *(call.get("metrics") for call in data["tool_calls"])]
+    metrics = [result.metrics for _, _, result in record.calls if result.metrics]
     try:
-        if not all(map(_is_plain, free)):
+        if not all(map(_is_plain, (record.gts, record.extras, *metrics))):
             raise ValueError("an annotation is not plain JSON")
-        encoded = pydantic_core.to_json(data, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
+        fields = fields_to_json(record)
+        head = pydantic_core.to_json(fields, inf_nan_mode="strings", bytes_mode="base64", fallback=str)
+        encoded = head[:-1] + b',"turns":' + turns_to_bytes(record.turns) + b"}"
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
-        encoded = _encoded(plain(data))
+        encoded = _encoded(plain(record_to_json(_with_plain_metrics(record))))
     printed = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
     if any(named) or printed:
-        encoded = _encoded(_without(plain(data), secrets, _pattern(found | printed)))
+        encoded = _encoded(_without(json.loads(encoded), secrets, _pattern(found | printed)))
     return encoded + b"\n"
+
+
+def _with_plain_metrics(record: TrajectoryRecord) -> TrajectoryRecord:
+    """Return a record whose metrics, which may be nested deeply, any reader can read."""
+
+    def shown(turn: Turn) -> Turn:
+        results = (replace(one, metrics=plain(one.metrics)) for one in turn.outcome.results)
+        return replace(turn, outcome=replace(turn.outcome, results=tuple(results)))
+
+    return replace(record, turns=tuple(map(shown, record.turns)))
 
 
 def _encoded(data: JSON) -> bytes:
@@ -201,8 +213,10 @@ def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] |
             return [clean(item) for item in cast("list[Any]", value)]
         return value
 
-    calls = [{name: item for name, item in call.items() if name != "span"} for call in data["tool_calls"]]
-    whole = clean({**data, "tool_calls": calls, "tokens": None})
+    for turn in data["turns"]:
+        for call in turn["outcome"].get("calls", ()):
+            call.pop("span", None)
+    whole = clean({**data, "tokens": None})
     whole["origin"]["question"] = question_in(whole["input"])  # the short text may end inside of a secret
     return {
         **whole,

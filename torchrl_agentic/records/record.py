@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 
-from torchrl_agentic.messages import JSON, Fields, Message, ParsedCall, ToolResult, Turn
+from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 QUESTION_CHARS = 200
@@ -266,10 +263,3 @@ def question_in(prompt: str) -> str:
 def group_of(prompt: str) -> str:
     """Return a short name of a prompt, which is the same for the same text."""
     return hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-
-
-@functools.cache
-def json_schema() -> Fields:
-    """Return the JSON Schema (draft 2020-12) of a line that a `Recorder` writes."""
-    text = resources.files("torchrl_agentic.records").joinpath("trajectory.schema.json").read_text("utf-8")
-    return json.loads(text)

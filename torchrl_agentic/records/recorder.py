@@ -20,13 +20,13 @@ import pydantic_core
 
 from torchrl_agentic.errors import MissingExtra
 from torchrl_agentic.messages import JSON, Message, Turn, fields_of
-from torchrl_agentic.records.codec import RESERVED
 from torchrl_agentic.records.group_record import GROUPS, GroupRecord
 from torchrl_agentic.records.hooks import Recording, TrajectoryHook
 from torchrl_agentic.records.json_dump import SECRET_NAMES, Secrets, json_line
 from torchrl_agentic.records.jsonl_index import JsonlIndex
 from torchrl_agentic.records.line_writer import ZSTD, LineWriter, require_zstd
 from torchrl_agentic.records.record import Origin, TokenRecord, TrajectoryRecord
+from torchrl_agentic.records.record_json import RESERVED
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+
+from pydantic_core import core_schema
 
 SAMPLED, PROMPT, BOUNDARY = -1, -2, -3
 """Sources of a token: the policy; a prompt or an injected message; the chat template between messages.
@@ -46,6 +48,23 @@ class TokenSpan:
     def name(self) -> str:
         """Return the source as a word, such as "sampled" or "call 0"."""
         return source_name(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRuns:
+    """JSON of a ledger.
+
+    Attributes:
+        ids: Token ids.
+        runs: Runs of tokens of one kind: their source, the policy version that sampled them or -1, and their
+            number. Sources: -1 sampled, which are those to train on; -2 prompt; -3 the chat template between
+            messages; from 0 the number of the call whose result it is.
+        log_probs: Log-probabilities of the sampled tokens, in nats; null if one is unknown, or all of them.
+    """
+
+    ids: list[int]
+    runs: list[tuple[int, int, int]]
+    log_probs: list[float | None] | None
 
 
 class TokenLedger:
@@ -211,43 +230,52 @@ class TokenLedger:
         new._ids, new._sources, new._log_probs, new._versions = self.columns(size)
         return new
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON: "ids", "sources" and "log_probs", with None in place of NaN.
-
-        "versions" is there too if the version of any token is known.
-        """
-        log_probs = [None if math.isnan(value) else value for value in self._log_probs]
-        made = {"ids": list(self._ids), "sources": list(self._sources), "log_probs": log_probs}
-        if any(version >= 0 for version in self._versions):
-            made["versions"] = list(self._versions)
-        return made
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read a ledger that `to_json` wrote.
+    def to_json(self, digits: int | None = None) -> dict[str, Any]:
+        """Return the ledger as JSON, in the form of `TokenRuns`.
 
         Args:
-            data: Lists under "ids", "sources" and "log_probs", and perhaps "versions".
+            digits: Number of digits behind the point to which log-probabilities are rounded; None: all.
+        """
+        runs: list[list[int]] = []
+        sampled = array("d")
+        for span in self.spans():
+            if span.source == SAMPLED:
+                sampled += self._log_probs[span.start : span.stop]
+            for version, run in itertools.groupby(self._versions[span.start : span.stop]):
+                runs.append([span.source, version, len(list(run))])
+        log_probs: list[float | None] | None = None
+        if not all(map(math.isnan, sampled)):
+            rounded = sampled if digits is None else [round(value, digits) for value in sampled]
+            log_probs = [None if math.isnan(value) else value for value in rounded]
+        return {"ids": self._ids.tolist(), "runs": runs, "log_probs": log_probs}
+
+    @classmethod
+    def from_runs(cls, found: TokenRuns) -> Self:
+        """Read a ledger from its JSON.
 
         Raises:
-            ValueError: If the lists differ in length or hold an invalid value.
+            ValueError: If the runs do not cover the ids, or hold an invalid value.
         """
-        ids, sources, log_probs = (list(data[key]) for key in ("ids", "sources", "log_probs"))
-        if not len(ids) == len(sources) == len(log_probs):
-            raise ValueError(f"{len(ids)} ids, {len(sources)} sources, {len(log_probs)} log-probabilities")
-        versions = list(data.get("versions") or [-1] * len(ids))
-        if len(versions) != len(ids):
-            raise ValueError(f"{len(ids)} ids, {len(versions)} policy versions")
-        ledger = cls()
-        rows = zip(ids, sources, log_probs, versions, strict=True)
-        for (is_sampled, version), run in itertools.groupby(rows, lambda row: (row[1] == SAMPLED, row[3])):
-            tokens, origins, values, _ = map(list, zip(*run, strict=True))
-            if is_sampled:
-                known = [math.nan if value is None else value for value in values]
-                ledger.add_sampled(tokens, known, version=None if version < 0 else version)
+        ledger, start, known = cls(), 0, 0
+        for source, version, size in found.runs:
+            ids = found.ids[start : start + size]
+            if source == SAMPLED:
+                values = None if found.log_probs is None else found.log_probs[known : known + size]
+                likely = None if values is None else [math.nan if one is None else one for one in values]
+                ledger.add_sampled(ids, likely, version=None if version < 0 else version)
+                known += size
             else:
-                ledger.add_injected(tokens, origins)
+                ledger.add_injected(ids, [source] * size)
+            start += size
+        if not len(ledger) == len(found.ids) == start or known != len(found.log_probs or range(known)):
+            raise ValueError(f"the runs of a ledger cover {start} of {len(found.ids)} token ids")
         return ledger
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(cls.to_json)
+        runs = core_schema.no_info_after_validator_function(cls.from_runs, handler.generate_schema(TokenRuns))
+        return {**runs, "serialization": written}
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from torchrl_agentic.codec import AsMicroseconds
 
 Cause: TypeAlias = Literal["admission", "engine", "tools", "tool", "user", "reward", "update", "trainer"]
 """What a span was spent on.
@@ -31,8 +33,8 @@ class Span:
     """
 
     cause: Cause
-    start: float
-    stop: float
+    start: Annotated[float, AsMicroseconds]
+    stop: Annotated[float, AsMicroseconds]
     trajectory: str = ""
     name: str = ""
     turn: int = 0

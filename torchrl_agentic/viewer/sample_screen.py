@@ -18,7 +18,13 @@ from torchrl_agentic.viewer.layout import Look, page
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.line_view import LineView
 from torchrl_agentic.viewer.query import LARGE, Gone, Row, label
-from torchrl_agentic.viewer.samples import Difference, Said, SampleGroups, first_difference, said_after_prompt
+from torchrl_agentic.viewer.samples import (
+    Divergence,
+    SaidMessage,
+    SampleGroups,
+    first_difference,
+    said_after_prompt,
+)
 from torchrl_agentic.viewer.text_wrap import Line, fit
 
 MOST_SAMPLES = 256
@@ -42,7 +48,7 @@ class SampleRow:
     summary: Summary
     advantage: float | None
     answer: str | None
-    difference: Difference | None
+    difference: Divergence | None
 
 
 class Choice(NamedTuple):
@@ -92,7 +98,7 @@ def samples_of(library: Library, row: Row) -> Samples | None:
     known = dict(zip(group.numbers, group.advantages, strict=True))
     places = sorted(known, key=lambda place: _rank(rows[place]))
     found: list[SampleRow] = []
-    best: list[Said] = []
+    best: list[SaidMessage] = []
     for rank, place in enumerate(places):
         one, answer, difference = rows[place], None, None
         summary = one.summary
@@ -117,7 +123,7 @@ def _rank(row: Row) -> tuple[bool, float]:
     return row.score is None, -(row.score or 0.0)
 
 
-def _read(library: Library, row: Row) -> tuple[str | None, list[Said]]:
+def _read(library: Library, row: Row) -> tuple[str | None, list[SaidMessage]]:
     try:
         with library.lock:
             record = row.record()
@@ -248,7 +254,7 @@ def sample_blocks(sample: SampleRow, *, is_best: bool) -> list[Block]:
     ]
 
 
-def _difference_block(found: Difference | None) -> Block:
+def _difference_block(found: Divergence | None) -> Block:
     if found is None:
         return Block((("says the same as the best sample", "same"),))
     where = f"differs from the best sample in turn {found.turn}"

@@ -159,7 +159,7 @@ def _group(key: GroupKey, samples: Sequence[_Sample]) -> SampleGroup:
     )
 
 
-class Said(NamedTuple):
+class SaidMessage(NamedTuple):
     """A message after the prompt.
 
     Attributes:
@@ -173,19 +173,19 @@ class Said(NamedTuple):
     text: str
 
 
-def said_after_prompt(record: TrajectoryRecord) -> list[Said]:
+def said_after_prompt(record: TrajectoryRecord) -> list[SaidMessage]:
     """Return the messages of a trajectory after its prompt."""
-    found: list[Said] = []
+    found: list[SaidMessage] = []
     for place, turn in enumerate(record.turns):
         context = turn.context if place else ()
         found += [
-            Said(place, message.role, f"{message.reasoning}{message.text or message.refusal}")
+            SaidMessage(place, message.role, f"{message.reasoning}{message.text or message.refusal}")
             for message in (*context, turn.message, *turn.messages)
         ]
     return found
 
 
-class Difference(NamedTuple):
+class Divergence(NamedTuple):
     """The first point where two trajectories differ.
 
     Attributes:
@@ -205,7 +205,7 @@ class Difference(NamedTuple):
     other: str
 
 
-def first_difference(first: Sequence[Said], second: Sequence[Said]) -> Difference | None:
+def first_difference(first: Sequence[SaidMessage], second: Sequence[SaidMessage]) -> Divergence | None:
     """Return the first point where a trajectory differs from another one.
 
     Args:
@@ -217,13 +217,13 @@ def first_difference(first: Sequence[Said], second: Sequence[Said]) -> Differenc
     """
     for one, other in zip_longest(first, second):
         if other is None:
-            return Difference(one.turn, "", 0, "", "", one.text)
+            return Divergence(one.turn, "", 0, "", "", one.text)
         if one is None:
-            return Difference(other.turn, other.role, 0, "", other.text, "")
+            return Divergence(other.turn, other.role, 0, "", other.text, "")
         if (one.role, one.text) != (other.role, other.text):
             at = common_length(one.text, other.text) if one.role == other.role else 0
             before = other.text[max(0, at - BEFORE_CHARS) : at]
-            return Difference(other.turn, other.role, at, before, other.text[at:], one.text[at:])
+            return Divergence(other.turn, other.role, at, before, other.text[at:], one.text[at:])
     return None
 
 

@@ -158,7 +158,7 @@ class TestWhatCannotBeRead:
     def test_bad_lines_are_listed_with_their_numbers_and_reasons(self, tmp_path):
         dump_of(tmp_path, [record()])
         with (tmp_path / "0.jsonl").open("ab") as file:
-            file.write(b'no json\n{"schema_version": 99}\n{"schema_version": 2, "requ')
+            file.write(b'no json\n{"schema_version": 99}\n{"schema_version": 3, "requ')
         index = page_of(tmp_path).index
         assert len(index["rows"]) == 1
         assert index["n_problems"] == 3
@@ -195,7 +195,7 @@ class TestWhatCannotBeRead:
     def test_values_of_a_wrong_type_affect_only_their_trajectory(self, tmp_path):
         dump_of(tmp_path, [record(turn(result=ToolResult.from_text("x")), request_id=name) for name in "ab"])
         first, second = (json.loads(line) for line in (tmp_path / "0.jsonl").read_text().splitlines())
-        first["tool_calls"][0]["arguments"] = 5
+        first["turns"][0]["outcome"]["calls"][0]["args"] = 5
         (tmp_path / "0.jsonl").write_text("\n".join(map(json.dumps, (first, second))))
         page = page_of(tmp_path)
         assert [found["id"] for found in page.bodies] == [row[0] for row in page.index["rows"]] == ["b"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
 from torchrl_agentic.viewer.html.story import (
     STATUS_WORDS,
-    Piece,
+    MessagePiece,
     contains,
     final_answer,
     pieces,
@@ -29,7 +29,7 @@ def _said(text, *spans):
 
 def test_reasoning_that_a_server_returned_apart_is_a_piece_of_its_own():
     turn = Turn("t", 0, Message("assistant", "5", reasoning="2 and 3"), DispatchResult("5"))
-    assert list(pieces(turn)) == [Piece("thought", "2 and 3"), Piece("text", "5")]
+    assert list(pieces(turn)) == [MessagePiece("thought", "2 and 3"), MessagePiece("text", "5")]
     assert said_text(turn) == "5"
 
 
@@ -115,10 +115,10 @@ class TestPieces:
     def test_reasoning_and_calls_are_separated_from_text(self):
         text = "<think>hm</think>Let me see.[call]Done"
         assert list(pieces(_said(text, (28, 34)))) == [
-            Piece("thought", "hm"),
-            Piece("text", "Let me see."[:11]),
-            Piece("call", "[call]", 0),
-            Piece("text", "Done"),
+            MessagePiece("thought", "hm"),
+            MessagePiece("text", "Let me see."[:11]),
+            MessagePiece("call", "[call]", 0),
+            MessagePiece("text", "Done"),
         ]
 
     @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def _dump(folder: Path, *records) -> Path:
 def test_dump_is_read_file_by_file_and_broken_lines_are_reported(tmp_path: Path):
     _dump(tmp_path, trajectory(step=1, score=math.nan), trajectory(step=2, score=1.0))
     with (tmp_path / "1.jsonl").open("a") as file:
-        file.write('{"schema_version": 2, "requ\n')
+        file.write('{"schema_version": 3, "requ\n')
     report = read_report(tmp_path)
     assert [step.name for step in report.steps] == ["1", "2"]
     assert (report.total.trajectories, report.total.not_finite, report.broken) == (2, 1, 1)

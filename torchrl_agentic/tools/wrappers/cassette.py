@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import difflib
 import json
@@ -18,19 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias, cast
 
+from torchrl_agentic.codec import from_json, to_json
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.messages import (
-    JSON,
-    FileRefPart,
-    ImagePart,
-    JsonPart,
-    Status,
-    TextPart,
-    Timing,
-    ToolResult,
-    ToolResultPart,
-    VideoPart,
-)
+from torchrl_agentic.messages import JSON, JsonPart, Status, TextPart, ToolResult, ToolResultPart
 from torchrl_agentic.text import MAX_LINE_DEPTH, canonical_json, count_values, read_json, truncate_middle
 from torchrl_agentic.tools.base import Tool, ToolContext, effects_of
 from torchrl_agentic.tools.private_files import PRIVATE, check_mode, make_folders, open_file
@@ -40,13 +29,14 @@ from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _ERRORS: Mapping[str, type[Exception]] = {
     "stop": StopSignal, "tool": ToolError, "infra": InfrastructureError, "timeout": TimeoutError
 }  # fmt: skip
 _SHOWN, _COMPARED = 200, 200
-_OF_ANY_DEPTH = ("meta", "metrics", "detail")
-"""Values of an outcome that come from the tool as they are."""
+_FREE = ("meta", "metrics")
+"""Fields of a result that hold any values of the tool."""
+_OF_ANY_DEPTH = (*_FREE, "detail")
 _LINE_LEVELS = 2
 """Number of mappings around these values in a line."""
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
@@ -84,8 +74,8 @@ class Entry:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read an entry; raise ValueError, KeyError or TypeError if it is not an entry of our version."""
-        if (version := data["schema_version"]) > SCHEMA_VERSION:
-            raise ValueError(f"expected an entry of version {SCHEMA_VERSION} or lower; got {version}")
+        if (version := data["schema_version"]) != SCHEMA_VERSION:
+            raise ValueError(f"expected an entry of version {SCHEMA_VERSION}; got {version}")
         args = None if data["args"] is None else canonical_json(data["args"])
         outcome = {name: data[name] for name in ("result", "error") if name in data}
         outcome_from_json(outcome)  # raises while the file is read, instead of at the replay
@@ -408,26 +398,11 @@ class _Described(Tool):
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
-    """Return an outcome as JSON, except for the values of `meta`, which may be anything."""
+    """Return an outcome as JSON, except for the values of `meta` and metrics, which may be anything."""
     if isinstance(outcome, ToolResult):
-        timing = outcome.timing
-        fields: dict[str, JSON] = {
-            "status": str(outcome.status),
-            "parts": [_part_to_json(part) for part in outcome.parts],
-        }
-        if outcome.stop:
-            fields["stop"] = True
-        if outcome.reward is not None:
-            fields["reward"] = outcome.reward
-        if outcome.meta is not None:
-            fields["meta"] = dict(outcome.meta)
-        if outcome.metrics is not None:
-            fields["metrics"] = dict(outcome.metrics)
-        if timing is not None:
-            fields["timing"] = [timing.start, timing.queue_s, timing.run_s]
-        if outcome.notes:
-            fields["notes"] = list(outcome.notes)
-        return {"result": fields}
+        made = to_json(replace(outcome, parts=tuple(map(_readable, outcome.parts))), exclude=set(_FREE))
+        free = {name: dict(found) for name in _FREE if (found := getattr(outcome, name)) is not None}
+        return {"result": {**made, **free}}
     kind = next((kind for kind, known in _ERRORS.items() if isinstance(outcome, known)), "crash")
     error: dict[str, JSON] = {"kind": kind, "type": type(outcome).__name__, "text": str(outcome)}
     if isinstance(outcome, ToolError):
@@ -438,38 +413,22 @@ def outcome_to_json(outcome: Outcome) -> dict[str, JSON]:
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     """Return the outcome that `outcome_to_json` has converted; an exception has no traceback."""
     if "result" in data:
-        fields = dict(data["result"])
-        parts, status = tuple(map(_part_from_json, fields.pop("parts"))), Status(fields.pop("status"))
-        notes, timing = fields.pop("notes", ()), fields.pop("timing", None)
-        timing = None if timing is None else Timing(*timing)
-        return ToolResult(parts, status=status, notes=tuple(notes), timing=timing, **fields)
+        return from_json(ToolResult, data["result"])
     error: Mapping[str, Any] = data["error"]
     crash = cast("type[Exception]", type(error["type"], (RuntimeError,), {}))  # the model has read this name
     detail = [error["detail"]] if "detail" in error else []
     return _ERRORS.get(error["kind"], crash)(error["text"], *detail)
 
 
-def _part_to_json(part: ToolResultPart) -> dict[str, JSON]:
-    if isinstance(part, TextPart):
-        return {"text": part.text}
-    if isinstance(part, ImagePart | VideoPart):
-        return {part.kind: base64.b64encode(part.data).decode(), "media_type": part.media_type}
-    if isinstance(part, FileRefPart):
-        return {"file_ref": part.path, "media_type": part.media_type}
+def _readable(part: ToolResultPart) -> ToolResultPart:
+    """Return a part that reads back equal: JSON of other values, or too deep, becomes text."""
+    if not isinstance(part, JsonPart):
+        return part
     text = str(part)
-    with contextlib.suppress(ValueError):  # a value that is too deep to be read back becomes text
-        if str(JsonPart(value := read_json(text))) == text:
-            return {"json": value}
-    return {"text": text}
-
-
-def _part_from_json(data: Mapping[str, Any]) -> ToolResultPart:
-    for kind, make in (("image", ImagePart), ("video", VideoPart)):
-        if kind in data:
-            return make(base64.b64decode(data[kind]), data["media_type"])
-    if "file_ref" in data:
-        return FileRefPart(data["file_ref"], data["media_type"])
-    return JsonPart(data["json"]) if "json" in data else TextPart(data["text"])
+    with contextlib.suppress(ValueError):
+        if str(found := JsonPart(read_json(text))) == text:
+            return found
+    return TextPart(text)
 
 
 def _open(path: Path, mode: int) -> int:

@@ -10,7 +10,7 @@ from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.json_dump import plain
 from torchrl_agentic.tokens.ledger import SAMPLED
-from torchrl_agentic.viewer.html.story import Piece, final_answer, pieces, story
+from torchrl_agentic.viewer.html.story import MessagePiece, final_answer, pieces, story
 
 MAX_CHARS = 1_000_000
 """Largest number of characters of text of a trajectory in the page; its longest texts are cut."""
@@ -118,9 +118,9 @@ def _turn(turn: Turn, reward: float | None, numbers: Iterator[int], clip: Clip) 
     }
 
 
-def _refusal(message: Message) -> Iterator[Piece]:
+def _refusal(message: Message) -> Iterator[MessagePiece]:
     if message.refusal:
-        yield Piece("text", f"[refusal] {message.refusal}")
+        yield MessagePiece("text", f"[refusal] {message.refusal}")
 
 
 def _message(message: Message, clip: Clip) -> list[str]:

@@ -74,7 +74,7 @@ REASON_WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MessagePiece:
     """Part of a message.
 
     Attributes:
@@ -88,7 +88,7 @@ class Piece:
     call: int | None = None
 
 
-def pieces(turn: Turn) -> Iterator[Piece]:
+def pieces(turn: Turn) -> Iterator[MessagePiece]:
     """Split the message of a turn into its pieces, which leave out only the tags around reasoning.
 
     Reasoning that is not closed ends with the next call or with the message. Reasoning that the prompt has
@@ -96,13 +96,13 @@ def pieces(turn: Turn) -> Iterator[Piece]:
     """
     text, at = turn.message.text, 0
     if turn.message.reasoning:
-        yield Piece("thought", turn.message.reasoning)
+        yield MessagePiece("thought", turn.message.reasoning)
     for number, call in enumerate(turn.outcome.calls):
         if call.span is None or not at <= call.span[0] < call.span[1] <= len(text):
             continue
         start, stop = call.span
         yield from _said(text[at:start])
-        yield Piece("call", text[start:stop], number)
+        yield MessagePiece("call", text[start:stop], number)
         at = stop
     yield from _said(text[at:])
 
@@ -112,15 +112,15 @@ def said_text(turn: Turn) -> str:
     return "".join(piece.text for piece in pieces(turn) if piece.kind == "text")
 
 
-def _said(text: str) -> Iterator[Piece]:
+def _said(text: str) -> Iterator[MessagePiece]:
     at = 0
     for thought in thoughts(text):
         if at < thought.start:
-            yield Piece("text", text[at : thought.start])
-        yield Piece("thought", thought.text)
+            yield MessagePiece("text", text[at : thought.start])
+        yield MessagePiece("thought", thought.text)
         at = thought.stop
     if at < len(text):
-        yield Piece("text", text[at:])
+        yield MessagePiece("text", text[at:])
 
 
 _MOST_CALLS = 12

@@ -23,8 +23,8 @@ from torchrl_agentic.records import (
     record_from_json,
     record_to_json,
 )
-from torchrl_agentic.records.codec import BODY, HEAD, summary_from_json
 from torchrl_agentic.records.json_dump import json_line
+from torchrl_agentic.records.record_json import BODY, HEAD, summary_from_json
 from torchrl_agentic.tokens.ledger import TokenLedger
 
 NOTHING = Secrets(())
@@ -55,14 +55,13 @@ def test_written_records_match_the_published_schema(made: TrajectoryRecord):
 def test_the_schema_is_one_and_knows_all_members():
     jsonschema_rs.validator_for(json_schema())
     assert set(json_schema()["required"]) == {*HEAD, *BODY}
-    assert set(json_schema()["properties"]) == {
-        *HEAD,
-        *BODY,
-        "origin",
-    }  # which earlier versions did not write
+    assert set(json_schema()["properties"]) == {*HEAD, *BODY}
     assert json_schema()["properties"]["schema_version"]["const"] == SCHEMA_VERSION
-    statuses = json_schema()["$defs"]["call"]["properties"]["status"]["enum"]
+    statuses = json_schema()["$defs"]["Status"]["enum"]
     assert statuses == [str(status) for status in Status]
+
+
+TURN = {"trajectory": "t", "index": 0, "message": {"role": "user", "content": "x"}, "outcome": {}}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,8 @@ def test_the_schema_is_one_and_knows_all_members():
     [
         ({"score": "high"}, "score"),
         ({"n_turns": 0}, "n_turns"),
-        ({"messages": [{"role": "user"}]}, "messages"),
-        ({"tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"turns": [{"trajectory": "t", "index": 0, "message": {"role": "user"}, "outcome": {}}]}, "message"),
+        ({"turns": [{**TURN, "outcome": {"calls": [{"call_id": "1"}]}}]}, "calls"),
         ({"schema_version": 1}, "schema_version"),
     ],
 )
@@ -134,8 +133,9 @@ def test_tokens_are_kept_with_sources_and_log_probs():
     ledger.add_result([5], call=0)
     made = record(tokens=TokenRecord(ledger, ("a", "b", "c")))
     data = json.loads(written(made))["tokens"]
-    assert data == {"ids": [1, 2, 3, 4, 5], "spans": [[-2, 2], [-1, 2], [0, 1]], "texts": ["a", "b", "c"],
-                    "log_probs": [-0.25, None]}  # fmt: skip
+    runs = [[-2, -1, 2], [-1, -1, 2], [0, -1, 1]]
+    assert data["ledger"] == {"ids": [1, 2, 3, 4, 5], "runs": runs, "log_probs": [-0.25, None]}
+    assert data["texts"] == ["a", "b", "c"]
     assert read_line(written(made)) == made
 
 
@@ -213,11 +213,16 @@ good = json.dumps(record_to_json(record())).encode()
         (b"null", "JSON object"),
         (b"{}", "output"),
         (b"\xff\xfe", "JSON"),
-        (b'{"schema_version": "2"}', "version 2"),
-        (b'{"schema_version": 99}', "version 99; this package reads version 2"),
-        (b'{"schema_version": 1}', "version 1; this package reads version 2"),
-        (b'{"schema_version": 2}', "tokens"),
-        (good.replace(b'"n_context": 1', b'"n_context": 9'), "more messages"),
+        (b'{"schema_version": "3"}', "version 3"),
+        (b'{"schema_version": 99}', "version 99; this package reads version 3"),
+        (b'{"schema_version": 2}', "version 2; this package reads version 3"),
+        (b'{"schema_version": 3}', "turns: field required"),
+        (
+            good.replace(
+                b'"outcome": {', b'"outcome": {"calls": [{"tool": "f", "args": {}, "call_id": "1"}], '
+            ),
+            "1 calls and 0 results",
+        ),
         (b"[" * 100_000, "more than 255 levels"),
         (b'{"output": ' + b"1" * 5000 + b"}", "digits"),
         (b"", "Expecting value"),
@@ -236,14 +241,14 @@ def test_a_line_that_cannot_be_read_is_named_with_the_reason(junk: bytes, reason
     [
         (("score",), 10**400),
         (("step",), 1 << 63),
-        (("messages", 0, "role"), 3),
-        (("messages", 0, "content"), 3),
-        (("tool_calls", 0, "name"), ["f"]),
-        (("tool_calls", 0, "arguments"), [1]),
-        (("tool_calls", 0, "id"), None),
-        (("tool_calls", 0, "result"), {"a": 1}),
-        (("tool_calls", 0, "run_s"), None),
-        (("tool_calls", 0, "queue_s"), "soon"),
+        (("turns", 0, "message", "role"), 3),
+        (("turns", 0, "message", "content"), 3),
+        (("turns", 0, "outcome", "calls", 0, "tool"), ["f"]),
+        (("turns", 0, "outcome", "calls", 0, "args"), [1]),
+        (("turns", 0, "outcome", "calls", 0, "call_id"), None),
+        (("turns", 0, "outcome", "results", 0, "parts", 0, "text"), {"a": 1}),
+        (("turns", 0, "outcome", "results", 0, "timing", "run_s"), None),
+        (("turns", 0, "outcome", "results", 0, "timing", "queue_s"), "soon"),
     ],
     ids=lambda one: str(one)[:30],
 )
@@ -251,7 +256,7 @@ def test_a_value_of_another_kind_makes_a_bad_line_and_no_record_that_others_fall
     place: tuple[str | int, ...], value: object
 ):
     data = json.loads(written(record(turn(result=ToolResult.from_text("1")))))
-    data["tool_calls"][0].update(start=1.0, queue_s=0.0, run_s=0.0)
+    data["turns"][0]["outcome"]["results"][0]["timing"] = {"start": 1.0, "queue_s": 0.0, "run_s": 0.0}
     assert isinstance(read_line(json.dumps(data).encode()), TrajectoryRecord)
     inner = data
     for key in place[:-1]:
@@ -279,4 +284,5 @@ def test_schema_is_part_of_the_package():
     """What people validate with is a file, which tools of other languages read too."""
     import torchrl_agentic.records as package
 
-    assert (Path(package.__file__).parent / "trajectory.schema.json").is_file()
+    path = Path(package.__file__).parent / "trajectory.schema.json"
+    assert json.loads(path.read_text("utf-8")) == json_schema(), "make schema writes the file anew"
