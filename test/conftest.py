@@ -124,15 +124,14 @@ SLOW = (
 
 LONGEST = (
     "sandbox/test_contract.py",
-    "test_grpo_example.py",
-    "sandbox/test_conformance.py",
-    "parsers/test_contract.py",
-    "collectors/test_random_schedules.py",
-    "repl/test_contract.py",
+    "sandbox/test_other_user.py",
     "repl/test_jupyter_repl.py",
-    "transforms/test_control_tokens.py",
+    "repl/test_contract.py",
+    "test_grpo_example.py",
+    "parsers/test_contract.py",
+    "test_tutorials.py",
 )
-"""Files that take more than a minute. They run first, so that all processes end at about the same time."""
+"""Files that take long. They run first, so that all processes end at about the same time."""
 
 MACHINE = (
     "limits/test_ray_actor.py",

@@ -3,11 +3,10 @@
 import ast
 import importlib
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.processes import run_program
+from helpers.forked import run_forked
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py"))
@@ -26,9 +25,8 @@ def test_each_name_that_a_program_imports_from_the_package_exists(path: Path):
 
 def test_gsm8k_with_a_sandbox_service(tmp_path: Path):
     """With a model and a service over HTTP; only a trajectory with a tool call can have the right answer."""
-    program = str(ROOT / "examples/gsm8k_sandbox.py")
-    words = [sys.executable, program, "--questions", "8", "--out", "turns.jsonl"]
-    found = run_program(words, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    words = [str(ROOT / "examples/gsm8k_sandbox.py"), "--questions", "8", "--out", "turns.jsonl"]
+    found = run_forked(*words, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "replayed 2 turns of GSM8K; 0 results differ" in found.stdout
     solved = re.search(r"(\d+) of 8 problems solved", found.stdout)

@@ -2,15 +2,15 @@
 
 import csv
 import signal
-import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.forked import Forked, forked, process_group
 from helpers.limit import limit
-from helpers.processes import run_program, started
+from helpers.processes import run_program
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -19,22 +19,20 @@ from torchrl_agentic.records import read_groups
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
-    "prompts=2", "group=4", "steps=3", "save_every=1", "evaluate_every=2", "evaluate_tasks=2", "minibatch=4",
-    "warmup=2", "kl=0.01",
+    "prompts=2", "group=2", "steps=3", "save_every=1", "evaluate_every=3", "evaluate_tasks=2", "minibatch=2",
+    "warmup=2", "kl=0.01", "max_turns=2", "max_new_tokens=48",
 ]  # fmt: skip
 SYNC = [*SMALL, "staleness=0", "deterministic=true"]
 MEASURED = {"seconds/sample", "seconds/train", "agentic/tool_seconds"}
 """Scalars that differ from run to run."""
 
 
-def start(out: Path, *words: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+def start(out: Path, *words: str, **env: str) -> AbstractContextManager[Forked]:
     """Start the script, which ends with the context."""
-    command = [sys.executable, "examples/grpo.py", "examples/grpo.yaml", f"out={out}", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return started(command, cwd=ROOT, text=True, **pipes)
+    return forked("examples/grpo.py", "examples/grpo.yaml", f"out={out}", *words, cwd=ROOT, env=env)
 
 
-def output(process: "subprocess.Popen[str]") -> str:
+def output(process: Forked) -> str:
     """Return the output of a script that ends well."""
     stdout, stderr = process.communicate(timeout=limit(110))
     assert process.returncode == 0, stderr
@@ -62,7 +60,6 @@ def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
     """Killed after the second step, before its checkpoint or while that is saved."""
     with start(tmp_path / "whole", *SYNC) as whole:
         with start(tmp_path / "killed", *SYNC) as killed:
-            assert killed.stdout is not None
             for line in killed.stdout:
                 if line.startswith("step 1"):
                     killed.send_signal(signal.SIGKILL)
@@ -87,7 +84,7 @@ def test_a_run_that_was_killed_continues_bit_for_bit(tmp_path: Path):
 
 
 def test_batches_ahead_survive_a_resume_and_tensorboard_shows_each_step_once(tmp_path: Path):
-    words = [*SMALL, "staleness=2", "logger=tensorboard", "evaluate_every=3"]
+    words = [*SMALL, "staleness=2", "logger=tensorboard"]
     ended(tmp_path, *words, "steps=2", "save_every=1")
     ended(tmp_path, *words, "steps=4", "--resume")
     shown = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
@@ -98,7 +95,7 @@ def test_batches_ahead_survive_a_resume_and_tensorboard_shows_each_step_once(tmp
     batches = list(read_timelines(tmp_path / "trajectories"))
     assert [batch.number for batch in batches] == [0, 1, 2, 3]
     names = [row.name for batch in batches for row in batch.rows]
-    assert len(set(names)) == len(names) == 4 * 2 * 4
+    assert len(set(names)) == len(names) == 4 * 2 * 2
     groups = list(read_groups(tmp_path / "trajectories"))
     assert sorted(one.name for group in groups for one in group.members) == sorted(names)
 
@@ -130,16 +127,15 @@ def test_wrong_settings_are_named(tmp_path: Path):
 
 
 def test_two_processes_share_a_model_and_resume(tmp_path: Path):
-    words = [*SMALL, "steps=2", "kl=0", f"out={tmp_path}"]
+    """Started by torchrun, as programs of their own; resumed with the variables that it sets."""
+    words = [*SMALL, "steps=2", "kl=0"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-    def run(*more: str) -> "subprocess.CompletedProcess[str]":
-        command = [*torchrun, "examples/grpo.py", "examples/grpo.yaml", *words, *more]
-        return run_program(command, cwd=ROOT, text=True, capture_output=True, timeout=110)
-
-    found = run("steps=1")
+    command = [*torchrun, "examples/grpo.py", "examples/grpo.yaml", f"out={tmp_path}", *words, "steps=1"]
+    found = run_program(command, cwd=ROOT, text=True, capture_output=True, timeout=110)
     assert found.returncode == 0, found.stderr
-    found = run("--resume")
-    assert found.returncode == 0, found.stderr
+    resumed = (start(tmp_path, *words, "--resume", **env) for env in process_group(2))
+    with next(resumed) as first, next(resumed) as second:
+        output(first)
+        output(second)
     assert [step for step, _ in curves(tmp_path)["reward/mean"]] == [0, 1]
     assert (tmp_path / "model" / "model.safetensors").is_file()

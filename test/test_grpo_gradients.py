@@ -1,14 +1,15 @@
 """An optimizer step of `examples/grpo.py` is the mean over its tokens, however they are split."""
 
+import contextlib
 import math
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.forked import forked, process_group
 from helpers.grpo_gradients import example, gradients, rows
-from helpers.processes import run_program
+from helpers.limit import limit
 from tensordict import lazy_stack
 from torchrl.objectives.llm import GRPOLoss
 
@@ -68,11 +69,12 @@ def test_the_gradient_is_that_of_the_mean_over_all_sampled_tokens(grpo):
 
 def test_two_processes_have_the_gradient_of_one(one_pass, tmp_path: Path):
     """Their shares have unequal numbers of sampled tokens."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "test/helpers/grpo_gradients.py", str(tmp_path / "gradient")]
-    options = ["kl=0.1", "minibatch=3", "accumulate=2"]
-    done = run_program([*command, *options], cwd=ROOT, text=True, capture_output=True, timeout=110)
-    assert done.returncode == 0, done.stderr
+    program = ROOT / "test/helpers/grpo_gradients.py"
+    words = [str(tmp_path / "gradient"), "kl=0.1", "minibatch=3", "accumulate=2"]
+    with contextlib.ExitStack() as stack:
+        for process in [stack.enter_context(forked(program, *words, env=env)) for env in process_group(2)]:
+            _, errors = process.communicate(limit(110))
+            assert process.returncode == 0, errors
     found, _ = torch.load(tmp_path / "gradient")
     assert error(found, one_pass[0]) < 1e-5
 

@@ -12,9 +12,9 @@ from hypothesis import settings
 
 from torchrl_agentic.testing import run_skipping
 
-CHUNKS = 10
-SCHEDULES = 40 * settings.default.max_examples
-"""2,000 by default; --hypothesis-profile=thorough runs 40,000."""
+CHUNKS = 5
+SCHEDULES = 20 * settings.default.max_examples
+"""1,000 by default; --hypothesis-profile=thorough runs 20,000."""
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -1,23 +1,15 @@
 """Collectors in processes that are killed at random turns, and continued from their last saved states."""
 
-import multiprocessing
 import os
 import random
 import signal
 from collections import Counter
 
 import pytest
+from helpers.forked import PROCESSES
 from helpers.limit import limit
 from helpers.resumed_runs import N_TASKS, notes_of, train, train_and_tell
 
-PROCESSES = multiprocessing.get_context("forkserver")
-SLOW_IMPORTS = [
-    "torchrl_agentic.collectors.agent_collector",
-    "torchrl_agentic.testing.tokenizers",
-    "jinja2",
-    "transformers",
-]
-PROCESSES.set_forkserver_preload(SLOW_IMPORTS)
 SEEDS = range(2)
 
 

@@ -4,12 +4,10 @@ import json
 import re
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
-from helpers.processes import started
+from helpers.forked import forked
+from helpers.limit import limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,10 +52,11 @@ print("whole", result.is_whole, flush=True)
 
 
 def test_a_killed_evaluation_goes_on_where_it_ended(tmp_path):
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
     kills = 0
     for kill_at in (4, 9, None):
-        with started(program, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as child:
+        with forked(program, cwd=tmp_path) as child:
             for line in child.stdout:
                 if kill_at is not None and line.strip().isdecimal() and int(line) >= kill_at:
                     child.send_signal(signal.SIGKILL)
@@ -65,6 +64,7 @@ def test_a_killed_evaluation_goes_on_where_it_ended(tmp_path):
                     break
             else:
                 assert line == "whole True\n"
+            child.communicate(limit(60))
     assert (child.returncode, kills) == (0, 2)
     result = EvalResult.read(tmp_path / "out")
     assert (result.is_whole, len(result.samples), result.score) == (True, 24, pytest.approx(2 / 3))

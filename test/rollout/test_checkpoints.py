@@ -3,16 +3,12 @@
 import contextlib
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.forked import forked, process_group, run_forked
 from helpers.limit import limit
-from helpers.processes import run_program, started
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_agentic.collectors.timeline import (
@@ -25,14 +21,14 @@ from torchrl_agentic.records import GroupMember, GroupRecord, Recorder, read_gro
 from torchrl_agentic.rollout import CheckpointMismatch, Checkpoints, ModelState, discard_steps
 
 FOLDERS = [str(path) for path in Path(__file__).parents[:2]]
-"""Folders of the modules that programs of these tests import."""
+"""Folders of the modules that these tests import."""
 
 
-def free_port() -> int:
-    """Return a port of this machine that is free now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def program(folder: Path, code: str) -> Path:
+    """Write a program that may import this module, and return its path."""
+    path = folder / "program.py"
+    path.write_text(f"import sys\nsys.path[:0] = {FOLDERS}\n{code}")
+    return path
 
 
 class Run:
@@ -97,7 +93,6 @@ def test_a_checkpoint_that_is_not_complete_does_not_count(tmp_path):
 FULL = """
 import resource, signal, sys, logging
 logging.basicConfig(format="%(message)s")
-sys.path[:0] = sys.argv[2:]
 from test_checkpoints import Run
 from pathlib import Path
 run = Run(Path(sys.argv[1]))
@@ -113,13 +108,12 @@ print(*run.checkpoints.steps())
 
 
 def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_run(tmp_path):
-    words = [sys.executable, "-c", FULL, str(tmp_path), *FOLDERS]
-    found = run_program(words, capture_output=True, text=True, timeout=100)
+    found = run_forked(program(tmp_path, FULL), str(tmp_path / "c"))
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["1", "2"]
     assert "no checkpoint of step 2" in found.stderr
     assert "File too large" in found.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001", "000002"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["000001", "000002"]
 
 
 TWO = """
@@ -127,7 +121,6 @@ import os, sys
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-sys.path[:0] = sys.argv[2:]
 from test_checkpoints import Run
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 distributed.init_process_group("gloo", timeout=timedelta(seconds=600))
@@ -147,16 +140,10 @@ distributed.destroy_process_group()
 
 
 def test_a_failure_of_the_first_process_fails_the_checkpoint_in_all_and_stops_none(tmp_path):
-    words = [sys.executable, "-W", "ignore", "-c", TWO, str(tmp_path / "c"), *FOLDERS]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = program(tmp_path, TWO), str(tmp_path / "c")
     with contextlib.ExitStack() as stack:
-        both = [
-            stack.enter_context(started(words, env={**os.environ, **place, "RANK": str(rank)}, **pipes))
-            for rank in range(2)
-        ]
-        for process in both:
-            _, messages = process.communicate(timeout=limit(90))
+        for process in [stack.enter_context(forked(*words, env=env)) for env in process_group(2)]:
+            _, messages = process.communicate(limit(90))
             assert process.returncode == 0, messages
 
 

@@ -56,8 +56,9 @@ def named(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-async def test_a_case_fails_where_nothing_stops_its_attack(name: str):
+async def test_a_case_fails_where_nothing_stops_its_attack(name: str, monkeypatch: pytest.MonkeyPatch):
     """Otherwise it would prove nothing about sandboxes that pass."""
+    monkeypatch.setattr("torchrl_agentic.sandbox.conformance.host_cases.END_S", 1.0)  # they never end
     case = named(name)
     if reason := case.skip_reason(Undeclared()):
         pytest.skip(reason)

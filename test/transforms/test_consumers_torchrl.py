@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from helpers.chat_envs import begin, chat_env, conversations, dataset_env
+from helpers.forked import PROCESSES, starts_by_fork
 from helpers.limit import limit
 from helpers.ragged_batches import (
     CALL,
@@ -219,7 +219,8 @@ class TestBatchedEnvironments:
     @pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
     def test_an_asynchronous_pool_under_a_collector(self, backend):
         options = {"exchange": "queue"} if backend == "multiprocessing" else {}
-        env = AsyncEnvPool([uneven_dataset_env] * 2, backend=backend, stack="lazy", **options)
+        with starts_by_fork():
+            env = AsyncEnvPool([uneven_dataset_env] * 2, backend=backend, stack="lazy", **options)
         try:
             found = collected(
                 env, total_dialog_turns=8, dialog_turns_per_batch=1, yield_completed_trajectories=True
@@ -323,11 +324,10 @@ class TestBuffers:
 
 
 @relies_on("ValueStack.__getstate__", "ValueStack.__setstate__")
-def test_a_queue_to_a_spawned_process_takes_histories_and_tokens():
-    context = mp.get_context("spawn")
-    there, back = context.Queue(), context.Queue()
+def test_a_queue_to_another_process_takes_histories_and_tokens():
+    there, back = PROCESSES.Queue(), PROCESSES.Queue()
     td = token_step()["next"]
-    process = context.Process(target=read_in_another_process, args=(there, back))
+    process = PROCESSES.Process(target=read_in_another_process, args=(there, back))
     process.start()
     there.put(td)
     found = back.get(timeout=limit(60))

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 from helpers.chat_envs import STOP, Counter, add, call, conversations, count_env, dataset_env, results, step
+from helpers.forked import starts_by_fork
 from torchrl.envs import AsyncEnvPool, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_agentic import EndTrajectory, StopTool, ToolCompose
@@ -142,7 +143,7 @@ class TestBatched:
         env.close()
 
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-    @pytest.mark.parametrize("start", ["spawn", "fork"])
+    @pytest.mark.parametrize("start", ["forkserver", "fork"])
     def test_parallel(self, start):
         env = ParallelEnv(2, count_env, consolidate=False, mp_start_method=start)
         try:
@@ -165,7 +166,8 @@ class TestAsync:
 
     @pytest.mark.parametrize("backend", ["threading", "multiprocessing"])
     def test_a_collector_gets_whole_trajectories_each_with_its_own_state(self, backend):
-        env = AsyncEnvPool([count_env] * 2, backend=backend, stack="lazy", **exchange(backend))
+        with starts_by_fork():
+            env = AsyncEnvPool([count_env] * 2, backend=backend, stack="lazy", **exchange(backend))
         try:
             found = collected(
                 env,

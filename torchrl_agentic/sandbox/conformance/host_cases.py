@@ -23,6 +23,8 @@ from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
 from torchrl_agentic.sandbox.conformance.base import HANG_S
 from torchrl_agentic.sandbox.python_runtime import find_python
 
+END_S = HANG_S
+"""Seconds after which a process that should have ended counts as left behind."""
 SECRET = "sesame-of-the-host"
 """Content of files and variables that must not be readable inside."""
 
@@ -55,7 +57,7 @@ async def check_gone(mark: str) -> None:
         mark: The mark.
     """
     left: list[int] = []
-    until = time.monotonic() + HANG_S
+    until = time.monotonic() + END_S
     while time.monotonic() < until:
         left = [number for number, words in command_lines().items() if mark in words]
         if not left:
