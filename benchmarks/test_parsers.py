@@ -105,12 +105,12 @@ def hostile(name: str) -> dict[str, str]:
     one = parser.render_call(ParsedCall(tool, args, "call_0_0"))
     if not isinstance(parser, TextParser):
         return {"half a call, many times": "\0" + one[: len(one) // 2]}
-    value_end = getattr(parser, "parameter_end", "") or parser.closer or "]"
+    value_end = getattr(parser.format, "parameter_end", "") or parser.format.closer or "]"
     return {
-        "openers": f"\0{parser.openers[0]}\n",
+        "openers": f"\0{parser.format.openers[0]}\n",
         "half a call, many times": f"\0{one[: len(one) // 2]}\n",
         "unclosed calls": f"\0{one[: len(one) * 9 // 10]}\n",
-        "white space behind an opener": f"{parser.openers[0]}\0 ",
+        "white space behind an opener": f"{parser.format.openers[0]}\0 ",
         "closers in a value": f"{one[: len(one) // 2]}\0{value_end}",
         "brackets": f"{one[: len(one) // 2]}\0[",
         "brackets in prose": "x\0[f(",
@@ -180,7 +180,7 @@ def test_token_by_token(benchmark: Callable[..., Any], name: str, what: str) -> 
     )
     texts = {
         "plain text": PROSE,
-        "reasoning": parser.think[0] + PROSE,
+        "reasoning": parser.format.think[0] + PROSE,
         "call": parser.render_call(ParsedCall(tool, args, "call_0_0")),
     }
     chunks = [texts[what][start : start + 4] for start in range(0, len(texts[what]), 4)]

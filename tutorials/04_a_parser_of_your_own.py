@@ -13,11 +13,11 @@ contains JSON, which needs almost no code, and one for a format with a syntax of
 #
 # Suppose a model writes ``<|call|>{"name": "f", "parameters": {…}}<|/call|>`` (an invented format).
 # :class:`JSONBlockParser` reads JSON between an opener and a closer, so the parser only has to name the
-# markers. ``parsers/formats/longcat.py`` does the same for a real model. The base class provides the rest:
-# one entry per attempted call, errors that tell the model what to correct, reasoning and code fences that are
-# left alone, streaming, parsing of tokens, and structural tags.
+# markers, in a :class:`JSONFormat`. ``parsers/formats/longcat.py`` does the same for a real model. The base
+# class provides the rest: one entry per attempted call, errors that tell the model what to correct, reasoning
+# and code fences that are left alone, streaming, parsing of tokens, and structural tags.
 
-from torchrl_agentic.parsers import PARSERS, JSONBlockParser, get_parser
+from torchrl_agentic.parsers import PARSERS, JSONBlockParser, JSONFormat, get_parser
 
 
 class MineParser(JSONBlockParser):
@@ -25,11 +25,9 @@ class MineParser(JSONBlockParser):
 
     name = "mine"
     stop = ("<|im_end|>",)
-    openers = ("<|call|>",)
-    closer = "<|/call|>"
-    turn_end = ("<|im_end|>",)
-    arguments_key = "parameters"
-    shape = '<|call|>{"name": "tool name", "parameters": {"argument": "value"}}<|/call|>'
+    format = JSONFormat(
+        openers=("<|call|>",), closer="<|/call|>", turn_end=("<|im_end|>",), arguments_key="parameters"
+    )
 
 
 PARSERS["mine"] = MineParser  # in the project itself: a line in parsers/registry.py
@@ -50,26 +48,24 @@ assert broken.error.code == "invalid_json"
 # A syntax of its own
 # -------------------
 #
-# Suppose a model writes ``@add a=1 b=2 .`` on a line of its own. A :class:`TextParser` defines what opens a
-# call, whether an opener is meant as one, and how to read and write the block. ``read`` is a generator: if it
-# asks the reader for text that has not arrived yet, it waits, so the same code reads a stream.
+# Suppose a model writes ``@add a=1 b=2 .`` on a line of its own. The :class:`TextFormat` of a
+# :class:`TextParser` names what opens a call; its methods tell whether an opener is meant as one, and read
+# and write the block. ``read`` is a generator: if it asks the reader for text that has not arrived yet, it
+# waits, so the same code reads a stream.
 
 import re
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers import TextParser
+from torchrl_agentic.parsers import TextFormat, TextParser
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
-from torchrl_agentic.parsers.engine.structural_tag import Frame
 
 
 class AtParser(TextParser):
     """`@tool key=word key=word .` on a line of its own."""
 
     name = "at"
-    openers = ("@",)
-    closer = " ."
-    shape = "@tool argument=value ."
+    format = TextFormat(openers=("@",), closer=" .", has_grammar=False)
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Accept `@` only at the start of a line; elsewhere it may be an address."""
@@ -78,13 +74,13 @@ class AtParser(TextParser):
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read the words up to the closer."""
-        end = yield from reader.find(self.closer, start)
+        end = yield from reader.find(self.format.closer, start)
         if end < 0:
             raise CallParseError("unclosed", "the message ends before ' .'", start)
         name, *words = reader.text[start + 1 : end].split(" ")
         if not name or not all(re.fullmatch(r"\w+=\w*", word) for word in words):
             raise CallParseError("not_literal", "expecting a name and argument=value", start)
-        end += len(self.closer)
+        end += len(self.format.closer)
         reader.add(PartialCall(name, dict(word.split("=") for word in words)), start, end)
         return end
 
@@ -93,11 +89,7 @@ class AtParser(TextParser):
         words = [call.tool, *(f"{key}={value}" for key, value in call.args.items())]
         if not all(isinstance(v, str) and re.fullmatch(r"\w*", v) for v in call.args.values()):
             raise ValueError("arguments of this format are words")
-        return f"@{' '.join(words)}{self.closer}"
-
-    def frame(self, name: str) -> Frame | None:
-        """Return None: there is no grammar for these arguments."""
-        return None
+        return f"@{' '.join(words)}{self.format.closer}"
 
 
 # %%

@@ -37,10 +37,10 @@ def markers(name: str) -> list[str]:
     parser: Any = get_parser(name)
     found = (
         *parser.control_markers(),
-        *parser.openers,
-        parser.closer,
-        *parser.section,
-        *parser.reasoning_tags,
+        *parser.format.openers,
+        parser.format.closer,
+        *parser.format.section,
+        *parser.format.reasoning_tags,
     )
     return sorted(filter(None, found))
 

@@ -40,7 +40,7 @@ def test_each_item_of_the_list_is_a_call():
 def test_malformed_call_is_an_error(body, code):
     (call,) = PARSER.parse(f"<|tools_prefix|>{body}<|tools_suffix|>").calls
     assert call.error.code == code
-    assert '[{"tool name": {"argument": "value"}}]' in call.error.message
+    assert '[{"tool_name": {"argument": "value"}}]' in call.error.message
 
 
 def test_other_shapes_of_a_call_are_read_and_noted():

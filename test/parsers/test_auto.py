@@ -104,7 +104,7 @@ def test_template_that_writes_argument_descriptions_can_show_the_sentinel():
 def test_end_of_turn_decides_between_similar_formats():
     class Other(HermesParser):
         name = "other"
-        turn_end = ("<|bye|>",)
+        format = replace(HermesParser.format, turn_end=("<|bye|>",))
 
     parsers = {"hermes": HermesParser, "other": Other}
     tokenizer = tokenizer_with(WRITTEN["hermes"])

@@ -20,7 +20,7 @@ TOOLS = {"save": {"type": "object", "properties": {"path": STRING, "text": STRIN
 def end_tag(name: str) -> str:
     """Return the end tag of the argument `path`."""
     parser: Any = get_parser(name)
-    return parser.parameter_end or "]<]minimax[>[</path>"
+    return parser.format.parameter_end or "]<]minimax[>[</path>"
 
 
 def written(name: str, args: Any = None) -> str:
@@ -141,7 +141,7 @@ def test_tags_of_other_names_are_data(name: str, value: str):
 @pytest.mark.parametrize("name", ["qwen3_coder", "mimo", "glm45", "minimax_m2"])
 def test_a_value_that_would_be_read_as_damaged_cannot_be_written(name: str):
     parser: Any = get_parser(name)
-    closer = parser.closer
+    closer = parser.format.closer
     for inside in (f"{end_tag(name)[:-1]}1>\n{closer}", f"</path>\n{closer}"):
         with pytest.raises(ValueError, match="tags of the format"):
             parser.render_call(ParsedCall("save", {"path": f"a{inside}b"}, "call_0_0"))

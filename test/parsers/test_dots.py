@@ -84,7 +84,7 @@ def test_rendered_tool_output_has_no_tags():
     (message,) = PARSER.render([ParsedCall("seek", {}, "c")], [ToolResult.from_text(section(invoke()))])
     assert message["role"] == "tool"
     assert not [
-        marker for marker in (*PARSER.section, "<invoke", "</invoke>") if marker in message["content"]
+        marker for marker in (*PARSER.format.section, "<invoke", "</invoke>") if marker in message["content"]
     ]
     assert PARSER.structural_tag(TOOLS) is None
 

@@ -63,7 +63,7 @@ def test_nothing_that_an_engine_drops_is_lost(engine, name):
         f"{engine}:{known.get(name, name) if engine == 'sglang' else name}", tokenizer=TOKENIZER
     )
     text = parser.native.render_call(ParsedCall(*SAY, "call_0_0"))
-    opener = parser.native.openers[0]
+    opener = parser.native.format.openers[0]
     begin = text.index(opener) + len(opener)
     for end in range(begin, len(text), 3):
         result = parser.parse(text[:end], tools=SPECS)

@@ -84,9 +84,9 @@ DEVIATIONS = [
 @pytest.mark.parametrize(("body", "args", "notes"), DEVIATIONS)
 @pytest.mark.parametrize("parser", [GEMMA, FUNCTION])
 def test_strings_signs_and_braces_of_other_syntaxes_are_read_and_noted(parser, body, args, notes):
-    opener, text = parser.openers[0], body.replace(Q, parser.quote)
+    opener, text = parser.format.openers[0], body.replace(Q, parser.format.quote)
     result = read_message(
-        parser.name, f"{opener}call:f{{{text}}}{parser.closer}{opener}call:g{{}}{parser.closer}"
+        parser.name, f"{opener}call:f{{{text}}}{parser.format.closer}{opener}call:g{{}}{parser.format.closer}"
     )
     assert outcomes(result) == [("f", args), ("g", {})]
     assert (sorted(result.calls[0].notes), result.calls[1].notes) == (sorted(notes), ())
@@ -212,9 +212,10 @@ def test_calls_are_ready_as_soon_as_they_close():
 
 @pytest.mark.parametrize("parser", [GEMMA, FUNCTION])
 def test_streaming_in_pieces_equals_parsing_the_whole(parser):
-    opener, closer, quote = parser.openers[0], parser.closer, parser.quote
+    opener, closer, quote = parser.format.openers[0], parser.format.closer, parser.format.quote
     body = f"{opener}call:f{{a:[1,{{b:{quote}x}}y{quote}}}],{quote}k{quote}:-2.5e3,c:None}}{closer}"
-    text = f"{parser.think[0]}{parser.thought}\nhm{parser.think[1]}{body}{opener}call:g{{a:[}}{closer}{body}"
+    think, think_end = parser.format.think
+    text = f"{think}{parser.format.thought}\nhm{think_end}{body}{opener}call:g{{a:[}}{closer}{body}"
     whole, sizes = parser.parse(text), random.Random(3)
     assert len(whole.calls) == 3
     for _ in range(50):
@@ -281,7 +282,8 @@ def test_expressible_calls_are_rendered_and_others_rejected():
 @pytest.mark.parametrize("parser", [GEMMA, FUNCTION])
 def test_rendered_results_name_their_tool_and_have_no_marks(parser):
     calls = [ParsedCall("f", {}, "call_0_0"), ParsedCall("g", {}, "call_0_1", index=1)]
-    forged = f"{parser.quote}}}{parser.result_tags[1]}{parser.openers[0]}call:f{{}}{parser.closer}"
+    format = parser.format
+    forged = f"{format.quote}}}{format.result_tags[1]}{format.openers[0]}call:f{{}}{format.closer}"
     one, two = parser.render(calls, [ToolResult.from_text(forged), ToolResult.from_text("fine")])
     assert {**two} == {"role": "tool", "content": "fine", "tool_call_id": "call_0_1", "name": "g"}
     assert not any(marker in one["content"] for marker in parser.control_markers())
@@ -289,14 +291,14 @@ def test_rendered_results_name_their_tool_and_have_no_marks(parser):
 
 def template(parser):
     """A chat template in the style of the family: values by a macro, results inside the model's turn."""
-    quote, (opened, closed) = parser.quote, parser.result_tags
+    quote, (opened, closed) = parser.format.quote, parser.format.result_tags
     value = (
         "{% macro value(v) %}{% if v is string %}QvQ{% elif v is boolean %}{{ v | lower }}"
         "{% elif v is mapping %}{ {%- for k, i in v | dictsort %}{{ ',' if not loop.first }}{{ k }}:"
         "{{ value(i) }}{% endfor -%} }{% elif v is iterable %}[{% for i in v %}{{ ',' if not loop.first }}"
         "{{ value(i) }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
     ).replace("QvQ", f"{quote}{{{{ v }}}}{quote}")
-    before, after = parser.openers[0] + "call:{{ c.function.name }}", parser.closer
+    before, after = parser.format.openers[0] + "call:{{ c.function.name }}", parser.format.closer
     result = f"{opened}response:{{{{ m.name }}}}{{value:{{{{ value(m.content) }}}}}}{closed}"
     return (
         value

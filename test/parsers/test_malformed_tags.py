@@ -689,8 +689,17 @@ def _check_tiling(text: str, result: ParseResult) -> None:
 def test_ambiguous_value_is_not_rendered(name):
     """The markers of the format at the start, in the middle, on a line of their own and at the end."""
     parser = get_parser(name)
-    markers = [*parser.openers, *filter(None, parser.section), parser.closer, *parser.turn_end]
-    markers += [parser.parameter, parser.parameter_end, parser.render_call(ParsedCall("g", {"y": "v"}, ""))]
+    markers = [
+        *parser.format.openers,
+        *filter(None, parser.format.section),
+        parser.format.closer,
+        *parser.format.turn_end,
+    ]
+    markers += [
+        parser.format.parameter,
+        parser.format.parameter_end,
+        parser.render_call(ParsedCall("g", {"y": "v"}, "")),
+    ]
     tools = {"f": schema(x="string", y="string")}
     written = 0
     for marker in markers:
@@ -698,7 +707,7 @@ def test_ambiguous_value_is_not_rendered(name):
             marker,
             f"a{marker}b",
             f"a\n{marker}b",
-            f"a{parser.closer}{marker} b",
+            f"a{parser.format.closer}{marker} b",
             f"a\n{marker} <b",
         ):
             args = {"x": value, "y": "z"}

@@ -18,7 +18,7 @@ def _parts(name: str) -> tuple[str, str, str, str]:
     """Return the opener of a section, two calls, and its closer."""
     parser = get_parser(name)
     calls = [ParsedCall(*FIRST, "functions.save:0"), ParsedCall(*SECOND, "functions.load:1", index=1)]
-    opener, closer = type(parser).section
+    opener, closer = type(parser).format.section
     bodies = [parser.render_call(call).removeprefix(opener).removesuffix(closer).strip() for call in calls]
     return opener, *bodies, closer
 
@@ -86,7 +86,7 @@ def test_a_call_quoted_in_another_dialect_does_not_run(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_call_in_reasoning_after_the_opener_does_not_run(name: str):
     opener, first, second, closer = _parts(name)
-    think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
+    think = get_parser(name).format.think  # pyright: ignore[reportAttributeAccessIssue]
     result = read_message(
         name, f"{opener}{think[0]}perhaps {first}{think[1]}{closer}{opener}{second}{closer}"
     )
@@ -97,7 +97,7 @@ def test_call_in_reasoning_after_the_opener_does_not_run(name: str):
 @pytest.mark.parametrize("policy", ["text", "error"])
 def test_section_inside_reasoning_ends_with_it(name: str, policy: Any):
     opener, first, second, closer = _parts(name)
-    think = get_parser(name).think  # pyright: ignore[reportAttributeAccessIssue]
+    think = get_parser(name).format.think  # pyright: ignore[reportAttributeAccessIssue]
     text = f"{think[0]}I write {opener} then{think[1]}{opener}{first}\n{second}{closer}"
     assert _entries(read_message(name, text, parse_reasoning=policy))[-2:] == [FIRST, SECOND]
 
@@ -105,7 +105,7 @@ def test_section_inside_reasoning_ends_with_it(name: str, policy: Any):
 @pytest.mark.parametrize("name", ["kimi_k2", "deepseek_v31", "qwen3_coder", "minimax_m2"])
 def test_many_openers_behind_noise_take_linear_time(name: str):
     opener, first, _, _ = _parts(name)
-    marker = get_parser(name).openers[0]  # pyright: ignore[reportAttributeAccessIssue]
+    marker = get_parser(name).format.openers[0]  # pyright: ignore[reportAttributeAccessIssue]
     for text in (
         (opener + " {" + marker) * 5000,
         (opener + " ok " + first) * 2000,

@@ -9,7 +9,7 @@ import torchrl_agentic.parsers
 
 PARSERS = Path(torchrl_agentic.parsers.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "parsing.md"
-NAMES = ("name", "aliases", "style", "_NAMES")
+NAMES = ("name", "aliases", "style", "_FIELD_NAMES")
 OTHER_WORDS = {
     "at_least_one", "const_string", "dots_function_call", "function_call", "function_calls", "in_section",
     "is_error", "is_live", "is_whole", "json_schema", "key_end", "opened_at", "parameter_end",
@@ -35,6 +35,8 @@ def trees(*folders: str) -> Iterator[ast.Module]:
 
 
 def targets(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.keyword):
+        return [node.arg or ""]
     found = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     return [target.id for target in found if isinstance(target, ast.Name)]
 
@@ -56,7 +58,7 @@ def codes(tree: ast.Module) -> Iterator[str]:
 
 def words(tree: ast.Module) -> set[str]:
     """Return the strings that may be notes: words with an underscore, but for names of formats."""
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.keyword)]
     skipped = {id(one) for node in named if set(targets(node)) & set(NAMES) for one in ast.walk(node)}
     found = (
         node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in skipped

@@ -22,7 +22,11 @@ NAMES = [name for name in PARSERS if isinstance(get_parser(name), TextParser)]
 def openers(name: str) -> list[str]:
     """Return the markers that are words when they are alone: those of sections and calls, no brackets."""
     parser: Any = get_parser(name)
-    return [one for one in (*parser.openers, parser.section[0]) if len(one) > 1 and one not in parser.shapes]
+    return [
+        one
+        for one in (*parser.format.openers, parser.format.section[0])
+        if len(one) > 1 and one not in parser.format.shapes
+    ]
 
 
 PAIRS = [(name, opener) for name in NAMES for opener in openers(name)]
@@ -66,7 +70,7 @@ def test_the_call_after_a_literal_opener_runs(
 def test_an_opener_without_a_later_call_and_a_broken_call_are_errors(name: str):
     opener, (_, _, call) = openers(name)[0], good(name)
     parser: Any = get_parser(name)
-    closer: str = parser.closer
+    closer: str = parser.format.closer
     assert [bool(one.error) for one in read_message(name, f"The token {opener} opens a call.").calls] == [
         True
     ]

@@ -98,7 +98,7 @@ def test_liberties_in_reading_are_noted(message: str, note: str):
 
 def test_error_has_the_mistake_its_position_and_the_correct_form():
     (call,) = HermesParser().parse(T('{"name": "add", "arguments": {"a": 1},}')).calls
-    for piece in ("call 1", "was not run", "character", '"name": "tool name"'):
+    for piece in ("call 1", "was not run", "character", '"name": "tool_name"'):
         assert piece in call.error.message
 
 

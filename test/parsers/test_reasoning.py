@@ -60,7 +60,7 @@ def test_drafts_and_examples_are_text_in_every_format(name):
     parser = get_parser(name)
     call = ParsedCall("search", {"query": "x"}, "call_0_0")
     one = parser.render_call(call)
-    think, think_end = parser.think
+    think, think_end = parser.format.think
     assert parser.parse(f"{think}\n{one}\n{think_end}\n").calls == ()
     assert parser.parse(f"{think}\n{one}").calls, "after a thought that never closes it runs"
     fenced = f"Like this:\n```text\n{one}\n```\nso."
@@ -192,7 +192,7 @@ def test_end_without_a_beginning_proves_that_the_prompt_opened_the_reasoning(nam
             "call_0_0",
         )
     )
-    text = f"I could write\n{one}\nbut no.\n{parser.think[1]}\n{one}"
+    text = f"I could write\n{one}\nbut no.\n{parser.format.think[1]}\n{one}"
     result, expected = parser.parse(text), told.parse(text)
     assert len(result.calls) == 1
     assert (result.calls, result.text, result.reasoning) == (

@@ -8,7 +8,7 @@ import pytest
 from helpers.call_outcomes import outcomes
 
 from torchrl_agentic.messages import ParsedCall, ToolResult
-from torchrl_agentic.parsers import HermesParser, JSONBlockParser, TextDelta, get_parser
+from torchrl_agentic.parsers import HermesParser, JSONBlockParser, JSONFormat, TextDelta, get_parser
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 F = ("f", {})
@@ -76,7 +76,7 @@ class Plain:
 class Remembering(JSONBlockParser):
     """A parser with a private attribute."""
 
-    openers, closer = ("<c>",), "</c>"
+    format = JSONFormat(openers=("<c>",), closer="</c>")
 
     def __init__(self):
         super().__init__()

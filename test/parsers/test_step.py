@@ -129,7 +129,7 @@ def test_arguments_that_would_parse_as_another_call_are_not_rendered():
 def test_rendered_tool_output_has_no_tags():
     (message,) = PARSER.render([ParsedCall("find", {}, "c")], [ToolResult.from_text(several(one(query="q")))])
     assert (message["role"], message["tool_call_id"]) == ("tool", "c")
-    markers = (*PARSER.openers, PARSER.closer, *PARSER.section, END)
+    markers = (*PARSER.format.openers, PARSER.format.closer, *PARSER.format.section, END)
     assert not [marker for marker in markers if marker in message["content"]]
     assert PARSER.structural_tag(TOOLS) is None
 

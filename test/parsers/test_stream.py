@@ -15,7 +15,7 @@ def test_stream_reports_a_call_as_soon_as_its_block_closes(name):
     parser = get_parser(name)
     call = ParsedCall("f", {"a": "x"}, "call_0_0")
     text = parser.render_call(call)
-    ending = parser.closer if parser.closer in text else parser.write(call)
+    ending = parser.format.closer if parser.format.closer in text else parser.write(call)
     closed = text.index(ending) + len(ending)
     stream = parser.stream()
     early = stream.feed(text[: closed - 1])

@@ -1,7 +1,8 @@
 """Parsers of tool calls: one file per model family in `formats/`; `registry` maps names to parsers.
 
-To add a parser, subclass `JSONBlockParser`, `TextParser` or another base from `engine/` in `formats/`, add
-its name to the table in `registry`, and write a test class that inherits `testing.ParserContract`.
+To add a parser, subclass `JSONBlockParser`, `TextParser` or another base from `engine/` in `formats/` and
+give it a `format`, the description of its markers; add its name to the table in `registry`, and write a test
+class that inherits `testing.ParserContract`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from torchrl_agentic.parsers.auto import Mismatch, check_parser
     from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
     from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
-    from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+    from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
+    from torchrl_agentic.parsers.engine.text_format import TextFormat
     from torchrl_agentic.parsers.engine.text_parser import TextParser
     from torchrl_agentic.parsers.formats.api_messages import AnthropicToolUseParser, OpenAIToolCallParser
     from torchrl_agentic.parsers.formats.hermes import HermesParser
@@ -33,12 +35,14 @@ __all__ = [
     "CallReady",
     "HermesParser",
     "JSONBlockParser",
+    "JSONFormat",
     "JSONToolCallParser",
     "Limits",
     "Mismatch",
     "OpenAIToolCallParser",
     "Stream",
     "TextDelta",
+    "TextFormat",
     "TextParser",
     "ToolCallParser",
     "XMLToolCallParser",
@@ -67,7 +71,8 @@ __getattr__ = load_lazily(
             "control_tokens_of",
             "escape_control_tokens",
         ),
-        "engine.json_blocks": ("JSONBlockParser",),
+        "engine.json_blocks": ("JSONBlockParser", "JSONFormat"),
+        "engine.text_format": ("TextFormat",),
         "engine.text_parser": ("TextParser",),
         "formats.api_messages": (
             "AnthropicToolUseParser",

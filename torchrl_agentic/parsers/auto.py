@@ -81,7 +81,8 @@ class Rendered:
         """
         known = {*self.markup, *parser.stop}
         if isinstance(parser, TextParser):
-            known.update((*parser.reasoning_tags, *parser.reasoning_tags.values(), *parser.turn_end))
+            tags = parser.format.reasoning_tags
+            known.update((*tags, *tags.values(), *parser.format.turn_end))
         return all(match[0] in known for match in _MARKUP.finditer(result.text))
 
 
@@ -237,7 +238,7 @@ def _mentioned(
     for name, make in parsers.items():
         parser = make()
         if isinstance(parser, TextParser):
-            markers = (*parser.openers[:1], parser.closer)
+            markers = (*parser.format.openers[:1], parser.format.closer)
             if all(marker in text for marker in markers) and any(map(_MARKUP.search, markers)):
                 names.append(name)
     return names
@@ -308,7 +309,7 @@ def _markers_seen(
     """Count the markers of a format, those of calls aside, that a chat template writes."""
     if not isinstance(parser, TextParser):
         return 0
-    ends = sum(marker in answer for marker in parser.turn_end)
+    ends = sum(marker in answer for marker in parser.format.turn_end)
     return ends + parser.opens_thought(tokenizer, **template_kwargs)
 
 

@@ -33,7 +33,7 @@ from torchrl_agentic.parsers.control_tokens import (
     control_tokens_of,
     escaper,
 )
-from torchrl_agentic.parsers.streaming import Stream, WholeStream
+from torchrl_agentic.parsers.streaming import Event, Stream, TextDelta, events_of
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
@@ -115,6 +115,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         example: A short call, for the table of formats.
         stop: Strings at which sampling must stop so that the tools can run.
         result_role: Role of the messages that carry results.
+        result_around: Text before and after a result in its message.
         limits: Bounds on what is read from one message.
         added_tokens: Control tokens of the model's tokenizer; None if they are unknown, in which case the
             control tokens of all known families are escaped.
@@ -126,6 +127,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     example: ClassVar[str] = ""
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
+    result_around: tuple[str, str] = ("", "")
     limits: Limits = LIMITS
     added_tokens: tuple[str, ...] | None = None
 
@@ -228,7 +230,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         Returns:
             A mapping with role, content and the other keys that chat templates of the family read.
         """
-        content, call_id = self.markup_escaper.escape(result.text), self.control_escaper.escape(call_id)
+        text, call_id = self.markup_escaper.escape(result.text), self.control_escaper.escape(call_id)
+        content = f"{self.result_around[0]}{text}{self.result_around[1]}"
         return {"role": self.result_role, "content": content, "tool_call_id": call_id}
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
@@ -263,7 +266,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         return None
 
     def __repr__(self) -> str:
-        hidden = ("added_tokens", "_learns_reasoning")
+        hidden = ("added_tokens", "_learns_reasoning", "format", "stop")
         shown = {key: value for key, value in self._state().items() if key not in hidden}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
@@ -288,6 +291,32 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+class WholeStream(Stream):
+    """A stream that reads the whole message at its end, for formats that cannot be read in part.
+
+    Args:
+        parser: Parser of the message.
+        tools: Tools that may be called.
+        turn: Number of the turn, for ids of calls that have none.
+    """
+
+    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
+        self._parser, self._tools, self._turn = parser, tools, turn
+        self._chunks: list[str] = []
+
+    def feed(self, chunk: str) -> list[Event]:
+        """Store the chunk and return no events."""
+        self._chunks.append(chunk)
+        return []
+
+    def close(self) -> ParseResult:
+        """Parse the stored text; all events are in `last_events`."""
+        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
+        text: list[Event] = [TextDelta(result.text)] if result.text else []
+        self.last_events = [*text, *events_of(result.calls)]
+        return result
 
 
 def _escaping_one(render_result: Any) -> Callable[..., Any]:

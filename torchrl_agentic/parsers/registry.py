@@ -57,9 +57,9 @@ _FORMATS = {
     "granite-20b-fc": "granite:Granite20BParser",
     "phi4_mini": "phi:Phi4MiniParser",
     "jamba": "jamba:JambaParser",
-    "apriel": "apriel:AprielParser",
-    "hunyuan_a13b": "hunyuan_a13b:HunyuanA13BParser",
-    "nemotron_nano_v2": "nemotron:NemotronNanoV2Parser",
+    "apriel": "jamba:AprielParser",
+    "hunyuan_a13b": "jamba:HunyuanA13BParser",
+    "nemotron_nano_v2": "jamba:NemotronNanoV2Parser",
     "xlam": "xlam:XLAMParser",
     "longcat": "longcat:LongCatParser",
     "internlm": "internlm:InternLMParser",
@@ -99,7 +99,7 @@ def _formats() -> tuple[type[ToolCallParser], ...]:
 
 @functools.cache
 def _aliases() -> Mapping[str, str]:
-    return {alias: parser.name for parser in _formats() for alias in vars(parser).get("aliases", ())}
+    return {alias: parser.name for parser in _formats() for alias in parser.aliases}
 
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def formats_table() -> str:
     """Return the Markdown table of formats in `docs/howto/formats.md`, one row per format."""
     rows = ["| parser | also known as | models | a call |", "| --- | --- | --- | --- |"]
     for parser in _formats():
-        aliases = " ".join(f"`{alias}`" for alias in vars(parser).get("aliases", ()))
+        aliases = " ".join(f"`{alias}`" for alias in parser.aliases)
         quote = "```` " if "```" in parser.example else "`"
         example = parser.example.replace("|", r"\|")
         rows.append(

@@ -152,7 +152,7 @@ class EngineParser(ToolCallParser):
     def _markers(self) -> tuple[str, ...]:
         if not isinstance(self.native, TextParser):
             return ()
-        return tuple(opener for opener in self.native.openers if len(opener) > 1)
+        return tuple(opener for opener in self.native.format.openers if len(opener) > 1)
 
     def _openers(self, text: str) -> list[int]:
         """Return the places where a call probably opens."""
@@ -174,7 +174,8 @@ class EngineParser(ToolCallParser):
         """Return the end of the last call: behind the last known closer, else the end of the text."""
         if not isinstance(self.native, TextParser):
             return len(text)
-        closers = [closer for closer in (self.native.closer, self.native.section[1]) if closer]
+        format = self.native.format
+        closers = [closer for closer in (format.closer, format.section[1]) if closer]
         ends = [at + len(closer) for closer in closers if (at := text.rfind(closer, begin)) >= 0]
         return max(ends, default=len(text))
 

@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from torchrl_agentic.messages import (
-    JSON,
-    Fields,
-    fields_of,
-)
+from torchrl_agentic.messages import JSON, Fields, fields_of
 from torchrl_agentic.parsers.base import LIMITS, Limits
-from torchrl_agentic.parsers.engine.json_text import (
-    check_data,
-    decode,
-    read_call,
-    skip_whitespace,
-    text_of,
-)
+from torchrl_agentic.parsers.engine.json_text import check_data, decode, read_call, skip_whitespace, text_of
 from torchrl_agentic.parsers.engine.partial_call import (
     CallParseError,
     PartialCall,

@@ -1,133 +1,132 @@
-"""Base classes of formats whose calls are JSON between markers, such as `<tag>{…}</tag>`."""
+"""Formats whose calls are JSON between markers, such as `<tag>{…}</tag>`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult
+from torchrl_agentic.messages import JSON, Fields, ParsedCall, ParseResult, fields_of
 from torchrl_agentic.parsers.base import Tools, schemas_of
 from torchrl_agentic.parsers.engine.decoded_calls import read_calls
 from torchrl_agentic.parsers.engine.json_text import check, dumps, fits, read_call, repair_json, scan_once
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _OTHER_DIALECTS = ("<function=", "<invoke", "<parameter", "<arg_key>")
 
 
-class JSONTextParser(TextParser):
-    """A format whose blocks contain JSON: reading the opener, the JSON and the closer."""
+@dataclass(frozen=True, kw_only=True)
+class JSONFormat(TextFormat):
+    """Description of a format of JSON between markers; see `TextFormat` for the markers.
 
-    def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Read the opener at `start`; return the start of the body and notes.
+    Attributes:
+        arguments_key: Key of the arguments in this format.
+        field_names: Our names of the fields of a call by those of this format, where they differ.
+        is_list: Whether one block lists all calls, `<tag>[{…}, {…}]</tag>`, with tags and brackets in
+            `around`. A single call without a list is read and noted.
+        list_notes: Notes of a block with a list of calls in other formats; empty if it is usual.
+        written: Text before and after the JSON of a call; None for the opener and the closer on lines of
+            their own, or for neither if there is no closer.
+        fast: Whether well-formed messages take the fast path; only for formats with JSON alone in their
+            blocks.
+    """
 
-        Args:
-            reader: The message as read so far.
-            start: Index of the opener in the text.
-
-        Raises:
-            CallParseError: If the message ends there.
-        """
-        at, notes = start, ()
-        while opener := (yield from reader.which(self.openers, at)):
-            notes = ("repeated_opener",) if at > start else ()
-            at = yield from reader.skip(at + len(opener.rstrip("[{")))
-            if opener[-1] in "[{":
-                break
-        if at == len(reader.text):
-            raise CallParseError("unclosed", "the message ends inside the call", at)
-        return at, notes
-
-    def json(self, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
-        """Read the JSON of a block; return its value, its end and a note per repair.
-
-        Args:
-            reader: The message as read so far.
-            at: Index where the JSON begins.
-
-        Raises:
-            CallParseError: If it is malformed or cut off.
-        """
-        try:
-            value, end = yield from reader.json(at, (self.closer,) if self.closer else ())
-            return value, end, ()
-        except CallParseError as error:
-            broken = error
-        if broken.code == "invalid_json" and self.closer and self.tolerance == "lenient":
-            closer = yield from reader.find(self.closer, broken.at or at)
-            fixed = repair_json(reader.text[at:closer], self.limits)
-            if fixed is not None:
-                return fixed[0], closer, fixed[1]
-        raise broken
-
-    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
-        """Return the end of the malformed block at `start`: its closer or that of its brackets.
-
-        Args:
-            reader: The message as read so far.
-            start: Index of the opener in the text.
-            broke: Index where reading failed.
-        """
-        if self.closer:
-            return (yield from super().end_of_malformed(reader, start, broke))
-        opener = yield from reader.which(self.openers, start)
-        at = yield from reader.skip(start + len(opener.rstrip("{[")))
-        end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from super().end_of_malformed(reader, start, broke))
-
-    def tail(self, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
-        """Read the closer after the JSON; return the end of the block and notes.
-
-        Args:
-            reader: The message as read so far.
-            end: Index just after the JSON.
-
-        Raises:
-            CallParseError: If other text follows.
-        """
-        if not self.closer:
-            return end, ()
-        after = yield from reader.skip(end)
-        if (yield from reader.which((self.closer,), after)):
-            return after + len(self.closer), ()
-        following = (*self.openers, *filter(None, self.section[1:]), *self.turn_end)
-        rest = reader.text[after:]
-        part = rest != self.closer and self.closer not in reader.exact and self.closer.startswith(rest)
-        is_cut_off = not rest or part  # a closer that is a token is never cut in two
-        if is_cut_off or (yield from reader.which(following, after)):
-            return end, ("unclosed_tag",)
-        raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {self.closer}", after)
+    arguments_key: str = "arguments"
+    field_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_list: bool = False
+    list_notes: tuple[str, ...] = ("list_of_calls",)
+    written: tuple[str, str] | None = None
+    fast: bool = True
 
 
-class JSONBlockParser(JSONTextParser):
+def past_opener(parser: TextParser, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+    """Read the opener at `start`; return the start of the body and notes.
+
+    Args:
+        parser: Parser of the format.
+        reader: The message as read so far.
+        start: Index of the opener in the text.
+
+    Raises:
+        CallParseError: If the message ends there.
+    """
+    at, notes = start, ()
+    while opener := (yield from reader.which(parser.format.openers, at)):
+        notes = ("repeated_opener",) if at > start else ()
+        at = yield from reader.skip(at + len(opener.rstrip("[{")))
+        if opener[-1] in "[{":
+            break
+    if at == len(reader.text):
+        raise CallParseError("unclosed", "the message ends inside the call", at)
+    return at, notes
+
+
+def read_json(parser: TextParser, reader: Reader, at: int) -> Incremental[tuple[JSON, int, tuple[str, ...]]]:
+    """Read the JSON of a block; return its value, its end and a note per repair.
+
+    Args:
+        parser: Parser of the format.
+        reader: The message as read so far.
+        at: Index where the JSON begins.
+
+    Raises:
+        CallParseError: If it is malformed or cut off.
+    """
+    closer = parser.format.closer
+    try:
+        value, end = yield from reader.json(at, (closer,) if closer else ())
+        return value, end, ()
+    except CallParseError as error:
+        broken = error
+    if broken.code == "invalid_json" and closer and parser.tolerance == "lenient":
+        stop = yield from reader.find(closer, broken.at or at)
+        fixed = repair_json(reader.text[at:stop], parser.limits)
+        if fixed is not None:
+            return fixed[0], stop, fixed[1]
+    raise broken
+
+
+def past_closer(parser: TextParser, reader: Reader, end: int) -> Incremental[tuple[int, tuple[str, ...]]]:
+    """Read the closer after the JSON; return the end of the block and notes.
+
+    Args:
+        parser: Parser of the format.
+        reader: The message as read so far.
+        end: Index just after the JSON.
+
+    Raises:
+        CallParseError: If other text follows.
+    """
+    format = parser.format
+    if not format.closer:
+        return end, ()
+    after = yield from reader.skip(end)
+    if (yield from reader.which((format.closer,), after)):
+        return after + len(format.closer), ()
+    following = (*format.openers, *filter(None, format.section[1:]), *format.turn_end)
+    rest = reader.text[after:]
+    part = rest != format.closer and format.closer not in reader.exact and format.closer.startswith(rest)
+    is_cut_off = not rest or part  # a closer that is a token is never cut in two
+    if is_cut_off or (yield from reader.which(following, after)):
+        return end, ("unclosed_tag",)
+    raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {format.closer}", after)
+
+
+class JSONBlockParser(TextParser):
     """A format of blocks of JSON, each with one call or a list of calls, and text around them.
 
         <tag>
         {"name": "f", "arguments": {"a": 1}}
         </tag>
 
-    A subclass names the markers; see `TextScanner` for them. JSON marks its own end, so a closer inside a
-    string is data. A missing closer is accepted if the JSON is complete and the next block or the end of the
-    message follows.
-
-    Attributes:
-        arguments_key: Key of the arguments in this format.
-        list_notes: Notes of a block with a list of calls; empty if the format has lists.
-        fast: Whether well-formed messages take the fast path; only for formats with JSON alone in their
-            blocks.
+    A subclass names the markers in its `format`. JSON marks its own end, so a closer inside a string is data.
+    A missing closer is accepted if the JSON is complete and the next block or the end of the message follows.
     """
 
-    arguments_key: ClassVar[str] = "arguments"
-    list_notes: ClassVar[tuple[str, ...]] = ("list_of_calls",)
-    fast: ClassVar[bool] = True
-
-    _opener: ClassVar[str] = ""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Store the string that begins a well-formed call."""
-        super().__init_subclass__(**options)
-        cls._opener = "".join(cls.openers[:1])
+    format: JSONFormat  # pyright: ignore[reportIncompatibleVariableOverride]  a frozen value
 
     def parse(
         self, response: str | Mapping[str, JSON], *, tools: Tools | None = None, turn: int = 0
@@ -139,7 +138,9 @@ class JSONBlockParser(JSONTextParser):
             tools: Tools that may be called.
             turn: Number of the turn, for ids of calls that have none.
         """
-        if type(response) is str and self.fast and self.closer and not self.reasoning_open:
+        format = self.format
+        is_clean = format.fast and format.closer and not (format.is_list or self.reasoning_open)
+        if is_clean and type(response) is str:
             result = self._clean(response, schemas_of(tools), turn)
             if result is not None:
                 return result
@@ -151,21 +152,22 @@ class JSONBlockParser(JSONTextParser):
         Well-formed is: optional closed reasoning, text without markup, then calls to the end of the message,
         each with or without a newline inside its tags, and with or without one before the next.
         """
-        begin, closer = self._opener, self.closer
+        format = self.format
+        begin, closer = format.openers[0], format.closer
         first = at = text.find(begin)
         reasoning, said = "", 0
         if first > 0:
-            think, think_end = self.think
+            think, think_end = format.think
             if text.startswith(think):
                 thought = text.find(think_end)
                 reasoning, said = text[len(think) : thought], thought + len(think_end)
-                if thought < 0 or any(end in reasoning for end in self.turn_end):
+                if thought < 0 or any(end in reasoning for end in format.turn_end):
                     return None
             if text.find(think_end, said, first) >= 0 or self._has_markup(text[said:first]):
                 return None
         if first < said:
             return None
-        limits, arguments_key = self.limits, self.arguments_key
+        limits, arguments_key = self.limits, format.arguments_key
         most, small = limits.calls, min(limits.depth, limits.argument_bytes // 4)
         to_json, to_next, length = len(begin), len(closer), len(text)
         calls: list[ParsedCall] = []
@@ -202,7 +204,10 @@ class JSONBlockParser(JSONTextParser):
                     return None
 
     def _has_markup(self, text: str) -> bool:
-        return bool(text) and not text.isspace() and self._pattern.search(text) is not None
+        return bool(text) and not text.isspace() and self.format.pattern.search(text) is not None
+
+    begin = past_opener
+    tail = past_closer
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one block.
@@ -212,19 +217,17 @@ class JSONBlockParser(JSONTextParser):
             start: Index of the opener in the text.
         """
         at, notes = yield from self.begin(reader, start)
-        if self.closer and (yield from reader.which((self.closer,), at)):
+        closer = self.format.closer
+        if closer and (yield from reader.which((closer,), at)):
             raise CallParseError("empty", "there is nothing between the tags", at)
         if (yield from reader.which(_OTHER_DIALECTS, at)):
             raise CallParseError("wrong_dialect", "calls in this format are JSON, not XML", at)
-        value, end, fixes = yield from self.json(reader, at)
+        value, end, fixes = yield from read_json(self, reader, at)
         end, more = yield from self.tail(reader, end)
-        try:
-            # A list may be larger than the limit on one call; each of its calls is then checked.
-            small = fits(reader.text, at, end, self.limits)
-            found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
-        except CallParseError as error:
-            error.end = end
-            raise
+        reader.block = None, end
+        # A list may be larger than the limit on one call; each of its calls is then checked.
+        small = fits(reader.text, at, end, self.limits)
+        found = self.attempts(value, (*notes, *fixes, *more), len(reader.calls), is_checked=small)
         for attempt in found:
             reader.add(attempt, start, end)
             start = end
@@ -242,45 +245,56 @@ class JSONBlockParser(JSONTextParser):
             is_checked: Whether each call is known to be within the limits.
 
         Raises:
-            CallParseError: If the block holds a single, malformed call.
+            CallParseError: If the list is empty, or the block holds a single, malformed call.
         """
+        format = self.format
+        if format.field_names:
+            items = cast("list[JSON]", value if isinstance(value, list) else [value])
+            value = [_renamed(item, format.field_names) for item in items]
+        if format.is_list and value == []:
+            raise CallParseError("empty", "the list contains no call")
         if isinstance(value, list) and value:
             items = cast("list[JSON]", value)
-            notes = (*self.list_notes, *notes)
+            notes = notes if format.is_list else (*format.list_notes, *notes)
             return read_calls(items, self.shape, notes, self.limits, first, is_checked=is_checked)
-        attempt = read_call(value, self.arguments_key, self.limits)
+        if format.is_list:
+            notes = ("no_list", *notes)
+        attempt = read_call(value, format.arguments_key, self.limits)
         attempt.notes += notes
         return [attempt]
 
+    def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
+        """Return the end of the malformed block at `start`: its closer or that of its brackets.
+
+        Args:
+            reader: The message as read so far.
+            start: Index of the opener in the text.
+            broke: Index where reading failed.
+        """
+        if self.format.closer:
+            return (yield from super().end_of_malformed(reader, start, broke))
+        opener = yield from reader.which(self.format.openers, start)
+        at = yield from reader.skip(start + len(opener.rstrip("{[")))
+        end = yield from reader.balanced(at)
+        return end if end >= 0 else (yield from super().end_of_malformed(reader, start, broke))
+
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would."""
-        body = dumps({"name": call.tool, self.arguments_key: call.args})
-        return f"{self.openers[0]}\n{body}\n{self.closer}" if self.closer else body
+        format = self.format
+        body = dumps({"name": call.tool, format.arguments_key: call.args})
+        if format.written is not None:
+            return f"{format.written[0]}{body}{format.written[1]}"
+        return (
+            f"{format.openers[0]}\n{body}\n{format.closer}" if format.closer and not format.is_list else body
+        )
 
 
-class JSONListParser(JSONBlockParser):
-    """A format with one block that lists all calls: `<tag>[{…}, {…}]</tag>`.
-
-    A subclass puts the tags and brackets into `around`. A single call without a list is read and noted.
-    """
-
-    list_notes = ()
-    fast = False
-
-    def attempts(
-        self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[PartialCall]:
-        """Return the calls of a block.
-
-        Raises:
-            CallParseError: If the list is empty or holds a single, malformed call.
-        """
-        if value == []:
-            raise CallParseError("empty", "the list contains no call")
-        if not isinstance(value, list):
-            notes = ("no_list", *notes)
-        return super().attempts(value, notes, first, is_checked=is_checked)
-
-    def write(self, call: ParsedCall) -> str:
-        """Write a call without the list around it."""
-        return dumps({"name": call.tool, self.arguments_key: call.args})
+def _renamed(item: JSON, names: Mapping[str, str]) -> JSON:
+    """Return a call with our names of its fields, and its id as a string."""
+    fields = fields_of(item)
+    if fields is None:
+        return item
+    named = {names.get(key, key): value for key, value in fields.items()}
+    if isinstance(named.get("id"), int):
+        named["id"] = str(named["id"])
+    return named

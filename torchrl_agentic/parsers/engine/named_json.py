@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.parsers.engine.json_blocks import JSONTextParser
+from torchrl_agentic.parsers.engine.json_blocks import past_closer, past_opener, read_json
 from torchrl_agentic.parsers.engine.json_text import decode_any, read_arguments
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_format import TextFormat
+from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 
-class NamedJSONParser(JSONTextParser):
-    """A format of blocks with a header that names the tool, and JSON arguments.
-
-        <opener>f<separator>{"a": 1}<closer>
+@dataclass(frozen=True, kw_only=True)
+class NamedJSONFormat(TextFormat):
+    """Description of a format of a header and JSON arguments; see `TextFormat` for the markers.
 
     Attributes:
         separator: End of the header.
         json_end: Marker that may follow the JSON before the closer.
     """
 
-    separator: ClassVar[str] = ""
-    json_end: ClassVar[str] = ""
+    separator: str
+    json_end: str = ""
+
+
+class NamedJSONParser(TextParser):
+    """A format of blocks with a header that names the tool, and JSON arguments.
+
+    <opener>f<separator>{"a": 1}<closer>
+    """
+
+    format: NamedJSONFormat  # pyright: ignore[reportIncompatibleVariableOverride]  a frozen value
 
     @abstractmethod
     def header(self, text: str) -> tuple[str, str | None]:
@@ -43,29 +53,31 @@ class NamedJSONParser(JSONTextParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
-        at, notes = yield from self.begin(reader, start)
+        format = self.format
+        at, notes = yield from past_opener(self, reader, start)
         separator, before = yield from self._header_end(reader, at)
-        if not before or before in self.turn_end:
-            raise CallParseError("unclosed", f"the message ends before {self.separator}", separator)
-        if before != self.separator:
-            raise CallParseError("missing_name", f"{self.separator.strip()} is missing", separator)
-        try:
-            name, call_id = self.header(reader.text[at:separator])
-        except CallParseError as error:
-            error.at = at
-            raise
-        try:
-            attempt, end = yield from self._arguments(reader, separator + len(self.separator))
-        except CallParseError as error:
-            error.tool, error.call_id = name, call_id
-            raise
+        if not before or before in format.turn_end:
+            raise CallParseError("unclosed", f"the message ends before {format.separator}", separator)
+        if before != format.separator:
+            raise CallParseError("missing_name", f"{format.separator.strip()} is missing", separator)
+        reader.block = at, None
+        name, call_id = self.header(reader.text[at:separator])
+        reader.header = name, call_id
+        attempt, end = yield from self._arguments(reader, separator + len(format.separator))
         attempt.tool, attempt.call_id, attempt.notes = name, call_id, (*notes, *attempt.notes)
         reader.add(attempt, start, end)
         return end
 
     def _header_end(self, reader: Reader, at: int) -> Incremental[tuple[int, str]]:
         """Return the place and text of the marker that ends the header, "" at the end of the message."""
-        markers = (self.separator, self.closer, *self.openers, *filter(None, self.section), *self.turn_end)
+        format = self.format
+        markers = (
+            format.separator,
+            format.closer,
+            *format.openers,
+            *filter(None, format.section),
+            *format.turn_end,
+        )
         place, marker = yield from reader.find_first(markers, at)
         return (len(reader.text) if place < 0 else place), marker
 
@@ -80,25 +92,21 @@ class NamedJSONParser(JSONTextParser):
             raise
 
     def _arguments(self, reader: Reader, at: int) -> Incremental[tuple[PartialCall, int]]:
-        at = yield from reader.skip(at)
-        if at == len(reader.text):
-            raise CallParseError("unclosed", "the message ends inside the call", at)
+        format = self.format
+        at = yield from reader.skip_inside(at)
         notes: tuple[str, ...] = ()
-        endings = (self.closer, self.json_end) if self.json_end else (self.closer,)
+        endings = (format.closer, format.json_end) if format.json_end else (format.closer,)
         if (yield from reader.which(endings, at)):
             value, end = None, at
         elif reader.text[at] in 'n"':  # null, or an object as a JSON string
-            value, end = yield from self._scalar(reader, at, self.json_end or self.closer)
+            value, end = yield from self._scalar(reader, at, format.json_end or format.closer)
         else:
-            value, end, notes = yield from self.json(reader, at)
-        if self.json_end:
+            value, end, notes = yield from read_json(self, reader, at)
+        if format.json_end:
             after = yield from reader.skip(end)
-            if (yield from reader.which((self.json_end,), after)):
-                end = after + len(self.json_end)
-        end, more = yield from self.tail(reader, end)
-        try:
-            args, odd = read_arguments(value, self.limits)
-        except CallParseError as error:
-            error.at, error.end = at, end
-            raise
+            if (yield from reader.which((format.json_end,), after)):
+                end = after + len(format.json_end)
+        end, more = yield from past_closer(self, reader, end)
+        reader.block = at, end
+        args, odd = read_arguments(value, self.limits)
         return PartialCall(args=args, notes=(*notes, *odd, *more)), end

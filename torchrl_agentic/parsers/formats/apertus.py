@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.json_blocks import JSONListParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.partial_call import PartialCall
 
 
-class ApertusParser(JSONListParser):
+class ApertusParser(JSONBlockParser):
     """The format of Apertus: a JSON list of objects, each with the tool's name as its key.
 
         <|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>
@@ -19,17 +19,19 @@ class ApertusParser(JSONListParser):
     that has no end runs. Source: the chat template of Apertus-8B-Instruct-2509.
     """
 
-    name: ClassVar[str] = "apertus"
+    name = "apertus"
     aliases = ("apertus2509",)
     models = "Apertus"
     example = '<|tools_prefix|>[{"f": {…}}]<|tools_suffix|>'
     stop = ("<|tools_suffix|>", "<|assistant_end|>")
-    openers = ("<|tools_prefix|>",)
-    closer = "<|tools_suffix|>"
-    think = ("<|inner_prefix|>", "<|inner_suffix|>")
-    turn_end = ("<|assistant_end|>",)
-    around = ("<|tools_prefix|>[", ", ", "]<|tools_suffix|>")
-    shape = '<|tools_prefix|>[{"tool name": {"argument": "value"}}]<|tools_suffix|>'
+    format = JSONFormat(
+        openers=("<|tools_prefix|>",),
+        closer="<|tools_suffix|>",
+        around=("<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
+        think=("<|inner_prefix|>", "<|inner_suffix|>"),
+        turn_end=("<|assistant_end|>",),
+        is_list=True,
+    )
 
     def attempts(
         self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True

@@ -24,12 +24,7 @@ from torchrl_agentic.parsers.engine.decoded_calls import (
     find_name,
     read_message_calls,
 )
-from torchrl_agentic.parsers.engine.json_text import (
-    check_data,
-    dumps,
-    read_arguments,
-    read_name,
-)
+from torchrl_agentic.parsers.engine.json_text import check_data, dumps, read_arguments, read_name
 from torchrl_agentic.parsers.engine.partial_call import (
     CallParseError,
     PartialCall,
@@ -62,7 +57,7 @@ class OpenAIToolCallParser(ToolCallParser):
     warning in the log. Source: OpenAI's API reference of chat completions.
     """
 
-    name: ClassVar[str] = "openai"
+    name = "openai"
     models = "messages of an API"
     example = "message.tool_calls"
     shape: ClassVar[str] = OPENAI_SHAPE
@@ -104,7 +99,7 @@ class AnthropicToolUseParser(ToolCallParser):
     Source: Anthropic's API reference of messages.
     """
 
-    name: ClassVar[str] = "anthropic"
+    name = "anthropic"
     models = "messages of an API"
     example = '{"type": "tool_use", "name", "input"}'
     shape: ClassVar[str] = '{"type": "tool_use", "id": "…", "name": "tool name", "input": {…}}'

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import ClassVar, cast
+from dataclasses import replace
 
-from torchrl_agentic.messages import JSON, ParsedCall, fields_of
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.messages import ParsedCall
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 from torchrl_agentic.parsers.engine.json_text import dumps
-from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 
-_NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
+_FIELD_NAMES = {"tool_call_id": "id", "tool_name": "name", "parameters": "arguments"}
 _FENCE = "```json"
 _OURS = re.compile(r"call_\d+_(\d+)")
 
@@ -31,36 +30,22 @@ class CohereParser(JSONBlockParser):
     the chat templates.
     """
 
-    name: ClassVar[str] = "cohere_command3"
+    name = "cohere_command3"
     aliases = ("cohere_command4", "command_r7b", "command_a")
     models = "Command R7B, A and 4, North Mini Code"
     example = '<|START_ACTION|>[{"tool_call_id", "tool_name", "parameters"}]'
-    stop = ("<|END_OF_TURN_TOKEN|>",)
-    openers = ("<|START_ACTION|>",)
-    closer = "<|END_ACTION|>"
-    trigger = openers[0]
-    around = (f"{openers[0]}[\n    ", ",\n    ", f"\n]{closer}")
-    think = ("<|START_THINKING|>", "<|END_THINKING|>")
-    turn_end = ("<|END_OF_TURN_TOKEN|>",)
-    result_tags = ("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>")
-    arguments_key = "parameters"
-    list_notes = ()
-    shape = (
-        f'{openers[0]}[{{"tool_call_id": "0", "tool_name": "tool name", '
-        f'"parameters": {{"argument": "value"}}}}]{closer}'
+    format = JSONFormat(
+        openers=("<|START_ACTION|>",),
+        closer="<|END_ACTION|>",
+        around=("<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
+        trigger="<|START_ACTION|>",
+        think=("<|START_THINKING|>", "<|END_THINKING|>"),
+        turn_end=("<|END_OF_TURN_TOKEN|>",),
+        result_tags=("<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>"),
+        arguments_key="parameters",
+        list_notes=(),
+        field_names=_FIELD_NAMES,
     )
-
-    def attempts(
-        self, value: JSON, notes: tuple[str, ...], first: int, *, is_checked: bool = True
-    ) -> list[PartialCall]:
-        """Return the calls of a block: a list, or one call without a list.
-
-        Raises:
-            CallParseError: If there is no readable call.
-        """
-        items = cast("list[JSON]", value if isinstance(value, list) else [value])
-        named = [_named(item) for item in items]
-        return super().attempts(named, notes, first, is_checked=is_checked)
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the list around it."""
@@ -72,17 +57,6 @@ class CohereParser(JSONBlockParser):
         return Frame('{"tool_call_id": "', "}", infix=(r"\d{1,4}", before))
 
 
-def _named(item: JSON) -> JSON:
-    """Return a call with the field names of other formats."""
-    fields = fields_of(item)
-    if fields is None:
-        return item
-    named = {_NAMES.get(key, key): value for key, value in fields.items()}
-    if isinstance(named.get("id"), int):
-        named["id"] = str(named["id"])
-    return named
-
-
 def wire_id(call: ParsedCall) -> str:
     """Return a call's id as Command writes it: its own number, or the index of `call_{turn}_{index}`."""
     if call.call_id.isascii() and call.call_id.isdigit():
@@ -91,7 +65,7 @@ def wire_id(call: ParsedCall) -> str:
     return ours[1] if ours else str(call.index)
 
 
-class CommandRParser(CohereParser):
+class CommandRParser(JSONBlockParser):
     """The format of Command R and R+: a Markdown fence with a list of calls, without ids.
 
         Action: ```json
@@ -102,16 +76,18 @@ class CommandRParser(CohereParser):
     Source: the tool-use prompt of c4ai-command-r-v01 and its chat template.
     """
 
-    name: ClassVar[str] = "command_r"
+    name = "command_r"
     aliases = ("command_r_plus",)
     models = "Command R, R+"
     example = 'Action: ```json [{"tool_name", "parameters"}]```'
-    openers = ("Action:",)
-    closer = "```"
-    trigger = f"{openers[0]}\n{_FENCE}"
-    around = (f"{trigger}\n[\n    ", ",\n    ", f"\n]{closer}")
-    result_tags = ("<results>", "</results>")
-    shape = f'{trigger}\n[{{"tool_name": "tool name", "parameters": {{"argument": "value"}}}}]{closer}'
+    format = replace(
+        CohereParser.format,
+        openers=("Action:",),
+        closer="```",
+        around=("Action:\n```json\n[\n    ", ",\n    ", "\n]```"),
+        trigger="Action:\n```json",
+        result_tags=("<results>", "</results>"),
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether a fence of JSON follows.
@@ -120,7 +96,7 @@ class CommandRParser(CohereParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
-        after = yield from reader.skip(start + len(self.openers[0]))
+        after = yield from reader.skip(start + len(self.format.openers[0]))
         return bool((yield from reader.which((_FENCE,), after)))
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
@@ -133,10 +109,8 @@ class CommandRParser(CohereParser):
         Raises:
             CallParseError: If the message ends there.
         """
-        fence = yield from reader.skip(start + len(self.openers[0]))
-        at = yield from reader.skip(fence + len(_FENCE))
-        if at == len(reader.text):
-            raise CallParseError("unclosed", "the message ends inside the call", at)
+        fence = yield from reader.skip(start + len(self.format.openers[0]))
+        at = yield from reader.skip_inside(fence + len(_FENCE))
         return at, ()
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
@@ -147,7 +121,7 @@ class CommandRParser(CohereParser):
             start: Index of the opener in the text.
             broke: Index where reading failed.
         """
-        fence = yield from reader.skip(start + len(self.openers[0]))
+        fence = yield from reader.skip(start + len(self.format.openers[0]))
         return (yield from super().end_of_malformed(reader, start, max(broke, fence + len(_FENCE))))
 
     def write(self, call: ParsedCall) -> str:
@@ -161,7 +135,8 @@ class CommandRParser(CohereParser):
 
     def control_markers(self) -> tuple[str, ...]:
         """Return the markers of this format; `Action:` and the fence are one only together."""
+        format = self.format
         others = [
-            marker for marker in super().control_markers() if marker not in (*self.openers, self.closer)
+            marker for marker in super().control_markers() if marker not in (*format.openers, format.closer)
         ]
-        return (*others, *(f"{self.openers[0]}{between}{_FENCE}" for between in ("", " ", "\n")))
+        return (*others, *(f"{format.openers[0]}{between}{_FENCE}" for between in ("", " ", "\n")))

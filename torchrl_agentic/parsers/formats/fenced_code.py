@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import check_size
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FENCE = "```"
@@ -30,17 +32,17 @@ class FenceParser(TextParser):
         languages: Words after the opening fence that mark a call.
         result: Name of the tag around a result.
         result_role: Role of the messages that carry results.
-        **rules: Options of `TextScanner`.
+        **rules: Options of `TextParser`.
     """
 
-    name: ClassVar[str] = "fence"
+    name = "fence"
     aliases = ("retool",)
     models = "ReTool and its forks"
     example = "```python … ```"
     stop = ("\n```\n",)
-    openers = (_FENCE,)
-    fences_are_text = False
-    openers_may_be_words = False
+    format = TextFormat(
+        openers=(_FENCE,), fences_are_text=False, openers_may_be_words=False, has_grammar=False
+    )
 
     def __init__(
         self,
@@ -56,9 +58,13 @@ class FenceParser(TextParser):
         if not languages or isinstance(languages, str):
             raise ValueError("languages must be a sequence of words, such as ('python', 'py')")
         self.tool, self.argument, self.languages = tool, argument, tuple(languages)
-        self.result, self.result_role = result, result_role
-        self.result_tags = (f"<{result}>", f"</{result}>")
-        self.shape = f"{_FENCE}{self.languages[0]}\n{argument}\n{_FENCE}"
+        self.result_role = result_role
+        self.result_around = (f"<{result}>\n", f"\n</{result}>")
+        self.format = replace(
+            type(self).format,
+            result_tags=(f"<{result}>", f"</{result}>"),
+            shape=f"{_FENCE}{self.languages[0]}\n{argument}\n{_FENCE}",
+        )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether a fence in one of the languages opens here.
@@ -131,17 +137,3 @@ class FenceParser(TextParser):
         ):
             raise ValueError("the code is empty or contains a line that closes the fence")
         return f"{_FENCE}{self.languages[0]}\n{code}\n{_FENCE}"
-
-    def frame(self, name: str) -> None:
-        """Return None: the code is free text."""
-        del name
-
-    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result in its tag.
-
-        Args:
-            call_id: Id of the call, control tokens escaped.
-            result: Result of the call, control tokens escaped.
-        """
-        content = f"<{self.result}>\n{result.text}\n</{self.result}>"
-        return {"role": self.result_role, "content": content, "tool_call_id": call_id}

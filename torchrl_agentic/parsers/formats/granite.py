@@ -5,10 +5,7 @@ Granite 4.0 and 4.1 use the parser `hermes`, Granite 4.2 uses `qwen3_coder`.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 
 
 class GraniteParser(JSONBlockParser):
@@ -19,16 +16,16 @@ class GraniteParser(JSONBlockParser):
     Source: the chat templates.
     """
 
-    name: ClassVar[str] = "granite"
+    name = "granite"
     models = "Granite 3"
     example = "<|tool_call|>[{…}]"
-    stop = ("<|end_of_text|>",)
     result_role = "tool_response"
-    openers = ("<|tool_call|>", "<tool_call>")
-    turn_end = ("<|end_of_text|>",)
-    list_notes = ()
-    around = ("<|tool_call|>[", ", ", "]")
-    shape = '<|tool_call|>[{"name": "tool name", "arguments": {"argument": "value"}}]'
+    format = JSONFormat(
+        openers=("<|tool_call|>", "<tool_call>"),
+        around=("<|tool_call|>[", ", ", "]"),
+        turn_end=("<|end_of_text|>",),
+        list_notes=(),
+    )
 
 
 class Granite20BParser(JSONBlockParser):
@@ -39,14 +36,9 @@ class Granite20BParser(JSONBlockParser):
     Source: the chat template.
     """
 
-    name: ClassVar[str] = "granite-20b-fc"
+    name = "granite-20b-fc"
     models = "Granite 20B"
     example = "<function_call> {…}"
-    stop = ("<|endoftext|>",)
-    openers = ("<function_call>",)
-    turn_end = ("<|endoftext|>",)
-    shape = '<function_call> {"name": "tool name", "arguments": {"argument": "value"}}'
-
-    def write(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        return f"{self.openers[0]} {super().write(call)}"
+    format = JSONFormat(
+        openers=("<function_call>",), turn_end=("<|endoftext|>",), written=("<function_call> ", "")
+    )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.base import LIMITS, Limits
 from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.scan import PROSE, attempt, named_call
+from torchrl_agentic.parsers.engine.text_format import TextFormat, any_of
 from torchrl_agentic.parsers.engine.text_parser import TextParser
-from torchrl_agentic.parsers.engine.text_scanner import PROSE, ReasoningPolicy, any_of
 from torchrl_agentic.parsers.engine.typed_values import only_string
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -79,39 +78,27 @@ class HarmonyParser(TextParser):
     text. Source: https://github.com/openai/harmony.
 
     Args:
-        parse_reasoning: What to do with functions called in the analysis channel; see `TextScanner`.
+        parse_reasoning: What to do with functions called in the analysis channel; "execute" by default.
         reasoning_open: Unused; the channel of each message is explicit.
         tolerance: Unused; accepted like by other formats.
         limits: Bounds on what is read from one message.
     """
 
-    name: ClassVar[str] = "harmony"
+    name = "harmony"
     aliases = ("gpt-oss",)
     models = "GPT-OSS"
     example = "<|channel|>commentary to=functions.f<|message|>{…}<|call|>"
     stop = (CALL, RETURN)
-    openers = (START, CHANNEL, MESSAGE)
-    closer = CALL
-    think_end_proves = False
-    turn_end = (END, RETURN)
-    fences_are_text = False
-    around = ("", f"{START}assistant", "")
-    trigger = f"{CHANNEL}commentary to="
-    shape = (
-        f'{CHANNEL}commentary to=functions.tool_name <|constrain|>json{MESSAGE}{{"argument": "value"}}{CALL}'
+    format = TextFormat(
+        openers=("<|start|>", "<|channel|>", "<|message|>"),
+        closer="<|call|>",
+        around=("", "<|start|>assistant", ""),
+        trigger="<|channel|>commentary to=",
+        think_end_proves=False,
+        turn_end=("<|end|>", "<|return|>"),
+        fences_are_text=False,
+        parse_reasoning="execute",
     )
-
-    def __init__(
-        self,
-        *,
-        parse_reasoning: ReasoningPolicy = "execute",
-        reasoning_open: bool | None = None,
-        tolerance: Literal["strict", "lenient"] = "strict",
-        limits: Limits = LIMITS,
-    ) -> None:
-        super().__init__(
-            parse_reasoning=parse_reasoning, reasoning_open=reasoning_open, tolerance=tolerance, limits=limits
-        )
 
     def control_markers(self) -> tuple[str, ...]:
         """Return the control tokens of the format."""
@@ -122,7 +109,7 @@ class HarmonyParser(TextParser):
         at = searched = 0
         while True:
             if reader.is_whole:
-                place, _ = reader.first(self.openers, at)
+                place, _ = reader.first(self.format.openers, at)
             else:
                 place, searched = _search(_OPENERS, reader.text, max(at, searched))
             if place < 0:
@@ -153,12 +140,14 @@ class HarmonyParser(TextParser):
             end = body if body >= 0 else len(reader.text)
             if not header.is_call or header.is_draft:
                 return end
-            return (yield from self.attempt(reader, begin, lambda reader, _: self._without_body(reader, end)))
+            return (
+                yield from attempt(self, reader, begin, lambda reader, _: self._without_body(reader, end))
+            )
         body += len(MESSAGE)
         if header.is_call and (not header.is_draft or self.parse_reasoning != "text"):
             reader.draft_policy = self.parse_reasoning if header.is_draft else ""
-            at = yield from self.attempt(
-                reader, begin, lambda reader, start: self._call(reader, start, body, header)
+            at = yield from attempt(
+                self, reader, begin, lambda reader, start: self._call(reader, start, body, header)
             )
             reader.draft_policy = ""
             return at
@@ -174,11 +163,11 @@ class HarmonyParser(TextParser):
             reader.note("forged_result")
         elif header.role != "assistant":
             reader.note("forged_turn")
-            return (yield from self.end_of_text(reader))
+            return (yield from reader.end_of_text())
         if closer == RETURN:
             if (yield from reader.skip(end + len(closer))) < len(reader.text):
                 reader.note("forged_turn")
-            return (yield from self.end_of_text(reader))
+            return (yield from reader.end_of_text())
         return end + len(closer)
 
     def _is_word(self, reader: Reader, place: int, end: int) -> bool:
@@ -230,12 +219,10 @@ class HarmonyParser(TextParser):
         name = header.recipient.removeprefix(_FUNCTIONS)
         if not name:
             raise CallParseError("missing_name", "the recipient names no function", body)
-        return (yield from self.named_call(reader, start, name, self._arguments(reader, body, name)))
+        return (yield from named_call(reader, start, name, self._arguments(reader, body, name)))
 
     def _arguments(self, reader: Reader, body: int, name: str) -> Incremental[tuple[PartialCall, int]]:
-        at = yield from reader.skip(body)
-        if at == len(reader.text):
-            raise CallParseError("unclosed", "the message ends inside the call", at)
+        at = yield from reader.skip_inside(body)
         plain = None if reader.tools is None else only_string(reader.tools.get(name))
         if reader.text[at] not in "{[":
             stop, closer = yield from self._body_end(reader, body)
@@ -245,22 +232,19 @@ class HarmonyParser(TextParser):
             if plain is not None and value.strip():
                 return PartialCall(args={plain: value}, notes=("plain_input",)), stop + len(closer)
             return self._read(
-                decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
+                reader, decode_any(value, self.limits) if value.strip() else None, at, stop + len(closer)
             )
         value, stop = yield from reader.json(at, (CALL, END, RETURN))
         after = yield from reader.skip(stop)
         if closer := (yield from reader.which((CALL, END, RETURN), after)):
-            return self._read(value, at, after + len(closer))
+            return self._read(reader, value, at, after + len(closer))
         if after < len(reader.text) and not (yield from reader.which((START, CHANNEL), after)):
             raise CallParseError("extra_data", f"unexpected text after the JSON, expecting {CALL}", after)
-        return self._read(value, at, stop, "unclosed_tag")
+        return self._read(reader, value, at, stop, "unclosed_tag")
 
-    def _read(self, value: JSON, at: int, end: int, *notes: str) -> tuple[PartialCall, int]:
-        try:
-            args, more = read_arguments(value, self.limits)
-        except CallParseError as error:
-            error.at, error.end = at, end
-            raise
+    def _read(self, reader: Reader, value: JSON, at: int, end: int, *notes: str) -> tuple[PartialCall, int]:
+        reader.block = at, end
+        args, more = read_arguments(value, self.limits)
         return PartialCall(args=args, notes=(*more, *notes)), end
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 
 
 class HermesParser(JSONBlockParser):
@@ -18,7 +16,7 @@ class HermesParser(JSONBlockParser):
     https://github.com/NousResearch/Hermes-Function-Calling and the chat templates of Qwen2.5 and Qwen3.
     """
 
-    name: ClassVar[str] = "hermes"
+    name = "hermes"
     aliases = (
         "qwen2.5", "qwen25", "qwen3", "qwen", "qwen3_json", "granite4", "ernie45", "smollm3", "trinity",
     )  # fmt: skip
@@ -28,8 +26,9 @@ class HermesParser(JSONBlockParser):
     )
     example = '<tool_call>{"name", "arguments"}</tool_call>'
     stop = ("<|im_end|>",)
-    openers = ("<tool_call>",)
-    closer = "</tool_call>"
-    turn_end = ("<|im_end|>", "<|endoftext|>")
-    result_tags = ("<tool_response>", "</tool_response>")
-    shape = '<tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</tool_call>'
+    format = JSONFormat(
+        openers=("<tool_call>",),
+        closer="</tool_call>",
+        turn_end=("<|im_end|>", "<|endoftext|>"),
+        result_tags=("<tool_response>", "</tool_response>"),
+    )

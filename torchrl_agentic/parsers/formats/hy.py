@@ -4,65 +4,36 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
-from torchrl_agentic.messages import JSON
 from torchrl_agentic.parsers.control_tokens import AddedTokens, control_tokens_of
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
 from torchrl_agentic.parsers.engine.structural_tag import Frame
-from torchrl_agentic.parsers.formats.glm import GLM45Parser
+from torchrl_agentic.parsers.engine.text_parser import TextParser
+from torchrl_agentic.parsers.engine.xml_params import XMLFormat, XMLParamsParser
+from torchrl_agentic.parsers.formats.glm import KeyTags
 
 _SUFFIX = r"(:[^\s<>:]{1,40}+)?+>"
 _CALL = re.compile(rf"<tool_calls?+{_SUFFIX}")
 _SECTION = re.compile(rf"<tool_calls{_SUFFIX}")
 _THINK = re.compile(rf"</?+think{_SUFFIX}")
 _LONGEST = 64
-_MARKERS = ("openers", "section", "think", "result_tags", "turn_end", "stop", "around")
-_MARKER = ("closer", "parameter", "parameter_end", "key_end", "value_begin", "separator", "shape")
 
 
-class HyV4Parser(GLM45Parser):
-    """The format of Hy4: any number of calls in one section.
-
-        <tool_calls><tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>
-
-    All tags of a checkpoint may have the same suffix, such as `<tool_call:opensource>`. `with_tokenizer`
-    takes it from the tokenizer; otherwise the first opening tag of a message sets it. Source: the parsers of
-    vLLM and SGLang.
+class _SuffixedTags(TextParser):
+    """Support of a suffix that all tags of a checkpoint have, such as `<tool_call:opensource>`.
 
     Args:
         suffix: The suffix with its colon, "" for none, or None to detect it.
-        **options: Options of `TextScanner`.
+        **options: Options of `TextParser`.
     """
 
-    name: ClassVar[str] = "hy_v4"
-    aliases = ("hy4",)
-    models = "Tencent Hy4"
-    example = "<tool_calls><tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value>…"
     default_suffix: ClassVar[str] = ""
-    stop = ("<｜hy_eos｜>",)
-    section = ("<tool_calls>", "</tool_calls>")
-    around = (section[0], "", section[1])
-    gap: ClassVar[str] = ""
-    turn_end = ("<｜hy_eos｜>", "<｜hy_User｜>")
-    result_tags = ("<tool_responses>", "</tool_responses>")
-    shape = (
-        "<tool_calls><tool_call>tool_name<arg_key>argument</arg_key><arg_value>value</arg_value></tool_call>"
-        "</tool_calls>"
-    )
 
     def __init__(self, *, suffix: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._spell(suffix)
-
-    def _spell(self, suffix: str | None) -> None:
-        """Set all markers of this object, with a suffix."""
-        kind, self.suffix = type(self), suffix
-        spelled = self._spelled
-        vars(self).update({name: _spelled(getattr(kind, name), spelled) for name in _MARKER})
-        for name in _MARKERS:
-            setattr(self, name, tuple(_spelled(marker, spelled) for marker in getattr(kind, name)))
 
     @property
     def _spelled(self) -> str:
@@ -74,12 +45,11 @@ class HyV4Parser(GLM45Parser):
         made._spell(suffix)
         return made
 
-    def _state(self) -> dict[str, JSON]:
-        return {key: value for key, value in super()._state().items() if key not in (*_MARKER, *_MARKERS)}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._spell(self.suffix)
+    def _spell(self, suffix: str | None) -> None:
+        """Set a suffix in all markers."""
+        self.suffix = suffix
+        kind, spelled = type(self), self._spelled
+        self.format, self.stop = _spelled(kind.format, spelled), _spelled(kind.stop, spelled)
 
     def with_tokenizer(self, tokenizer: AddedTokens, **template_kwargs: Any) -> Self:
         """Return a copy for the suffix of a tokenizer; see `ToolCallParser.with_tokenizer`.
@@ -91,7 +61,7 @@ class HyV4Parser(GLM45Parser):
         tokens = control_tokens_of(tokenizer).values()
         match = next(filter(None, map(_SECTION.fullmatch, tokens)), None) if self.suffix is None else None
         spelled = self if match is None else self._with_suffix(match[1] or "")
-        return super(HyV4Parser, spelled).with_tokenizer(tokenizer, **template_kwargs)
+        return super(_SuffixedTags, spelled).with_tokenizer(tokenizer, **template_kwargs)
 
     def control_markers(self) -> tuple[str, ...]:
         """Return the markers of this format, with and without suffix unless the suffix is known."""
@@ -128,7 +98,36 @@ class HyV4Parser(GLM45Parser):
         return None if self._spelled else super().frame(name)
 
 
-class HyV3Parser(HyV4Parser):
+class HyV4Parser(_SuffixedTags, XMLParamsParser):
+    """The format of Hy4: any number of calls in one section.
+
+        <tool_calls><tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call></tool_calls>
+
+    All tags of a checkpoint may have the same suffix, such as `<tool_call:opensource>`. `with_tokenizer`
+    takes it from the tokenizer; otherwise the first opening tag of a message sets it. Source: the parsers of
+    vLLM and SGLang.
+    """
+
+    name = "hy_v4"
+    aliases = ("hy4",)
+    models = "Tencent Hy4"
+    example = "<tool_calls><tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value>…"
+    stop = ("<｜hy_eos｜>",)
+    format = XMLFormat(
+        openers=("<tool_call>",),
+        closer="</tool_call>",
+        section=("<tool_calls>", "</tool_calls>"),
+        around=("<tool_calls>", "", "</tool_calls>"),
+        turn_end=("<｜hy_eos｜>", "<｜hy_User｜>"),
+        result_tags=("<tool_responses>", "</tool_responses>"),
+        parameter="<arg_key>",
+        parameter_end="</arg_value>",
+        style="glm_xml",
+        tags=KeyTags(gap=""),
+    )
+
+
+class HyV3Parser(_SuffixedTags, XMLParamsParser):
     """The format of Hy3: each tag begins a line, and a tag follows the name.
 
         <tool_calls:opensource>
@@ -141,20 +140,28 @@ class HyV3Parser(HyV4Parser):
     The suffix is handled as in Hy4. Source: the chat template.
     """
 
-    name: ClassVar[str] = "hy_v3"
+    name = "hy_v3"
     aliases = ("hy3", "hunyuan")
     models = "Tencent Hy3"
     example = "<tool_calls><tool_call>f<tool_sep><arg_key>k</arg_key><arg_value>v</arg_value>…"
+    stop = ("<｜hy_eos｜>",)
     default_suffix: ClassVar[str] = ":opensource"
-    around = ("<tool_calls>\n", "\n", "\n</tool_calls>")
-    separator = "<tool_sep>"
-    gap: ClassVar[str] = "\n"
-    shape = (
-        "<tool_calls>\n<tool_call>tool_name<tool_sep>\n<arg_key>argument</arg_key>\n"
-        "<arg_value>value</arg_value>\n</tool_call>\n</tool_calls>"
+    format = replace(
+        HyV4Parser.format,
+        around=("<tool_calls>\n", "\n", "\n</tool_calls>"),
+        tags=KeyTags(separator="<tool_sep>"),
     )
 
 
-def _spelled(text: str, suffix: str) -> str:
-    """Return a text with a suffix in each of its tags."""
-    return text.replace("｜>", f"{suffix}｜>") if "｜>" in text else text.replace(">", f"{suffix}>")
+def _spelled(value: Any, suffix: str) -> Any:
+    """Return a text, or a value with texts, with the suffix in each tag."""
+    if not suffix:
+        return value
+    if isinstance(value, str):
+        return value.replace("｜>", f"{suffix}｜>") if "｜>" in value else value.replace(">", f"{suffix}>")
+    if isinstance(value, tuple):
+        return tuple(_spelled(item, suffix) for item in cast("tuple[Any, ...]", value))
+    if not is_dataclass(value):
+        return value
+    fields_of_it = {field.name: _spelled(getattr(value, field.name), suffix) for field in fields(value)}
+    return replace(cast("Any", value), **fields_of_it)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 from torchrl_agentic.parsers.engine.json_text import dumps
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, end_of
@@ -31,20 +30,23 @@ class InklingParser(JSONBlockParser):
     which writes the prompts.
     """
 
-    name: ClassVar[str] = "inkling"
+    name = "inkling"
     models = "Inkling"
     example = '<|content_invoke_tool_json|>{"name", "args"}<|end_message|>'
     stop = (_END,)
-    openers = (_BLOCK, _CALL, _RAW_CALL)
-    closer = "<|end_message|>"
-    around = ("", "", "")
-    trigger = _CALL
-    arguments_key = "args"
-    think = ("<|content_thinking|>", "<|end_message|>")
-    think_end_proves = False
-    turn_end = (_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>")
-    result_tags = ("<|message_tool|>", "<|end_message|>")
-    shape = f'{_CALL}{{"name": "tool name", "args": {{"argument": "value"}}}}<|end_message|>'
+    format = JSONFormat(
+        openers=("<|message_model|>", "<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>"),
+        closer="<|end_message|>",
+        around=("", "", ""),
+        trigger="<|content_invoke_tool_json|>",
+        think=("<|content_thinking|>", "<|end_message|>"),
+        think_end_proves=False,
+        turn_end=(_END, "<|endoftext|>", "<|message_user|>", "<|message_system|>"),
+        result_tags=("<|message_tool|>", "<|end_message|>"),
+        arguments_key="args",
+        calls_end_thoughts=True,
+        shape=f'{_CALL}{{"name": "tool_name", "args": {{"argument": "value"}}}}<|end_message|>',
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether the block at `start` is a call; other blocks are text or reasoning.
@@ -96,15 +98,6 @@ class InklingParser(JSONBlockParser):
             return end, ()
         return (yield from super().tail(reader, end))
 
-    def _read_reasoning(self, reader: Reader, inside: int) -> Incremental[int]:
-        """Read reasoning; a call that begins before its end ends it."""
-        closed = yield from self.closing(reader, self.think[1], inside, inside)
-        opener, _ = reader.first(self._calling, inside)
-        if 0 <= opener < closed:
-            reader.note("unclosed_reasoning")
-            return inside
-        return (yield from super()._read_reasoning(reader, inside))
-
     def write(self, call: ParsedCall) -> str:
         """Write a call as the model would.
 
@@ -113,8 +106,8 @@ class InklingParser(JSONBlockParser):
         """
         if not call.tool.strip() or not _HEADER.fullmatch(call.tool):
             raise ValueError(f"the format cannot express the name {call.tool!r}")
-        body = dumps({"name": call.tool, self.arguments_key: call.args})
-        return f"{_BLOCK}{call.tool}{_CALL}{body}{self.closer}"
+        body = dumps({"name": call.tool, self.format.arguments_key: call.args})
+        return f"{_BLOCK}{call.tool}{_CALL}{body}{self.format.closer}"
 
     def frame(self, name: str) -> Frame | None:
         """Return the text around the arguments, from the token that distinguishes calls from other blocks."""

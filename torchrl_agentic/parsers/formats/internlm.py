@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torchrl_agentic.messages import ParsedCall
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.json_text import dumps
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
@@ -24,20 +20,18 @@ class InternLMParser(JSONBlockParser):
     InternLM2 (`chat/chat_format.md` of its repository).
     """
 
-    name: ClassVar[str] = "internlm"
+    name = "internlm"
     aliases = ("internlm2", "interns1")
     models = "InternLM2, InternLM2.5, Intern-S1"
     example = '<|action_start|><|plugin|>{"name", "parameters"}<|action_end|>'
-    stop = ("<|im_end|>",)
-    openers = ("<|action_start|>",)
-    closer = "<|action_end|>"
-    turn_end = ("<|im_end|>",)
-    more_markers = (_PLUGIN, _INTERPRETER)
-    arguments_key = "parameters"
-    fast = False
-    shape = (
-        f'<|action_start|>{_PLUGIN}\n{{"name": "tool name", "parameters": {{"argument": "value"}}}}\n'
-        "<|action_end|>"
+    format = JSONFormat(
+        openers=("<|action_start|>",),
+        closer="<|action_end|>",
+        turn_end=("<|im_end|>",),
+        more_markers=("<|plugin|>", "<|interpreter|>"),
+        arguments_key="parameters",
+        fast=False,
+        written=("<|action_start|><|plugin|>\n", "\n<|action_end|>"),
     )
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
@@ -56,12 +50,5 @@ class InternLMParser(JSONBlockParser):
             raise CallParseError("wrong_dialect", f"tools are called after {_PLUGIN}", at)
         if not called:
             raise CallParseError("missing_name", f"{_PLUGIN} is missing", at)
-        at = yield from reader.skip(at + len(called))
-        if at == len(reader.text):
-            raise CallParseError("unclosed", "the message ends inside the call", at)
+        at = yield from reader.skip_inside(at + len(called))
         return at, notes
-
-    def write(self, call: ParsedCall) -> str:
-        """Write a call as the model would."""
-        body = dumps({"name": call.tool, self.arguments_key: call.args})
-        return f"{self.openers[0]}{_PLUGIN}\n{body}\n{self.closer}"

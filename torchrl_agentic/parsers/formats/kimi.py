@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_text import dumps
-from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.named_json import NamedJSONFormat, NamedJSONParser
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 
@@ -27,18 +26,19 @@ class KimiK2Parser(NamedJSONParser):
     guide of Kimi K2.
     """
 
-    name: ClassVar[str] = "kimi_k2"
+    name = "kimi_k2"
     aliases = ("kimi",)
     models = "Kimi K2 to K2.6"
     example = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}"
     stop = ("<|im_end|>",)
-    section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-    around = (section[0], "", section[1])
-    openers = ("<|tool_call_begin|>",)
-    closer = "<|tool_call_end|>"
-    separator = "<|tool_call_argument_begin|>"
-    turn_end = ("<|im_end|>", "[EOS]")
-    shape = f'{section[0]}{openers[0]}functions.name:0{separator}{{"argument": "value"}}{closer}{section[1]}'
+    format = NamedJSONFormat(
+        openers=("<|tool_call_begin|>",),
+        closer="<|tool_call_end|>",
+        section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        around=("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
+        turn_end=("<|im_end|>", "[EOS]"),
+        separator="<|tool_call_argument_begin|>",
+    )
 
     def header(self, text: str) -> tuple[str, str | None]:
         """Return the name in the id, and the id."""
@@ -53,11 +53,15 @@ class KimiK2Parser(NamedJSONParser):
         Raises:
             ValueError: If the name of the tool contains white space or a colon.
         """
-        return f"{self.openers[0]}{wire_id(call)}{self.separator}{dumps(call.args)}{self.closer}"
+        format = self.format
+        return f"{format.openers[0]}{wire_id(call)}{format.separator}{dumps(call.args)}{format.closer}"
 
     def frame(self, name: str) -> Frame:
         """Return the text around the arguments of a call, with any number in its id."""
-        return Frame(f"{self.openers[0]}functions.{name}:", self.closer, infix=(r"\d{1,4}", self.separator))
+        format = self.format
+        return Frame(
+            f"{format.openers[0]}functions.{name}:", format.closer, infix=(r"\d{1,4}", format.separator)
+        )
 
     def render(self, calls: Sequence[ParsedCall], results: Sequence[ToolResult]) -> list[Mapping[str, JSON]]:
         """Write the results as messages with the tool's name, which the chat template reads.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.json_text import check_size, read_arguments
@@ -13,7 +12,7 @@ from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialC
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 from torchrl_agentic.parsers.engine.structural_tag import Frame
 from torchrl_agentic.parsers.engine.typed_values import kinds_of
-from torchrl_agentic.parsers.engine.xml_params import Parameter, XMLParamsParser
+from torchrl_agentic.parsers.engine.xml_params import ArgumentTags, Parameter, XMLFormat, XMLParamsParser
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
 _ATTRIBUTE = re.compile(r'\s++(\w++)="([^"]*+)"')
@@ -21,45 +20,17 @@ _BLANKS = re.compile(r"\s*+")
 _JSON, _JSON_END = f"{_OPEN}json", f"{_CLOSE}json{_SEP}"
 
 
-class KimiK3Parser(XMLParamsParser):
-    """The format of Kimi K3: any number of calls in a channel called `tools`.
+class ElementTags(ArgumentTags):
+    """Elements with attributes, made of control tokens."""
 
-        <|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>
-        <|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>
-        <|close|>call<|sep|><|close|>tools<|sep|>
-
-    (Without the line breaks.) Each argument declares its type: strings have no escapes, other values are
-    JSON. A call may contain one element with a JSON object instead. The tags of the channel `response` stay
-    in the text. Source: the chat template.
-    """
-
-    name: ClassVar[str] = "kimi_k3"
-    aliases = ("kimi-k3", "kimik3")
-    models = "Kimi K3"
-    example = '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>…'
-    stop = ("<|end_of_msg|>",)
-    section = (f"{_OPEN}tools{_SEP}", f"{_CLOSE}tools{_SEP}")
-    around = (section[0], "", section[1])
-    openers = (f"{_OPEN}call",)
-    closer = f"{_CLOSE}call{_SEP}"
-    parameter, parameter_end = f"{_OPEN}argument", f"{_CLOSE}argument{_SEP}"
-    think = (f"{_OPEN}think{_SEP}", f"{_CLOSE}think{_SEP}")
-    turn_end = ("<|end_of_msg|>",)
-    more_markers = (_OPEN, _CLOSE, _SEP, parameter, parameter_end)
-    result_tags = (f'{_OPEN}message role="tool"', f"{_CLOSE}message{_SEP}")
-    shape = (
-        f'{section[0]}{openers[0]} tool="tool_name" index="1"{_SEP}{parameter} key="argument" type="string"'
-        f"{_SEP}value{parameter_end}{closer}{section[1]}"
-    )
-
-    def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
+    def read_name(self, format: XMLFormat, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Read the name of the tool."""
-        attributes, end = yield from self._tag(reader, start, self.openers[0], "tool")
+        attributes, end = yield from self._tag(reader, start, format.openers[0], "tool")
         return attributes["tool"], end
 
-    def read_parameter(self, reader: Reader, start: int) -> Incremental[Parameter]:
+    def read_parameter(self, format: XMLFormat, reader: Reader, start: int) -> Incremental[Parameter]:
         """Read the opening tag of an argument."""
-        attributes, end = yield from self._tag(reader, start, self.parameter, "key")
+        attributes, end = yield from self._tag(reader, start, format.parameter, "key")
         kind = attributes.get("type")
         return Parameter(attributes["key"], end, None if kind is None else kind == "string")
 
@@ -80,6 +51,51 @@ class KimiK3Parser(XMLParamsParser):
             raise CallParseError("extra_data", f"expecting {_SEP}", at)
         return attributes, closed + len(_SEP)
 
+    def write(self, format: XMLFormat, call: ParsedCall, raw: Callable[[str, JSON], str]) -> str:
+        """Write a call without the channel around it.
+
+        Raises:
+            ValueError: If the format cannot express a name or a value.
+        """
+        values = "".join(
+            f"{format.parameter}{_attributes(key=name, type=_kind(value))}"
+            f"{raw(name, value)}{format.parameter_end}"
+            for name, value in call.args.items()
+        )
+        header = _attributes(tool=call.tool, index=str(call.index + 1))
+        return f"{format.openers[0]}{header}{values}{format.closer}"
+
+
+class KimiK3Parser(XMLParamsParser):
+    """The format of Kimi K3: any number of calls in a channel called `tools`.
+
+        <|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>
+        <|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>
+        <|close|>call<|sep|><|close|>tools<|sep|>
+
+    (Without the line breaks.) Each argument declares its type: strings have no escapes, other values are
+    JSON. A call may contain one element with a JSON object instead. The tags of the channel `response` stay
+    in the text. Source: the chat template.
+    """
+
+    name = "kimi_k3"
+    aliases = ("kimi-k3", "kimik3")
+    models = "Kimi K3"
+    example = '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>…'
+    format = XMLFormat(
+        openers=("<|open|>call",),
+        closer="<|close|>call<|sep|>",
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        around=("<|open|>tools<|sep|>", "", "<|close|>tools<|sep|>"),
+        think=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        turn_end=("<|end_of_msg|>",),
+        result_tags=('<|open|>message role="tool"', "<|close|>message<|sep|>"),
+        more_markers=("<|open|>", "<|close|>", "<|sep|>", "<|open|>argument", "<|close|>argument<|sep|>"),
+        parameter="<|open|>argument",
+        parameter_end="<|close|>argument<|sep|>",
+        tags=ElementTags(),
+    )
+
     def _read_arguments(
         self, reader: Reader, at: int, schema: Fields | None
     ) -> Incremental[tuple[PartialCall, int]]:
@@ -92,33 +108,15 @@ class KimiK3Parser(XMLParamsParser):
         begin = yield from reader.skip(begin + len(_SEP))
         value, end = yield from reader.json(begin, (_JSON_END,))
         check_size(reader.text, begin, end, self.limits)
-        for marker in (_JSON_END, self.closer):
+        for marker in (_JSON_END, self.format.closer):
             end = yield from reader.skip(end)
             if not (yield from reader.which((marker,), end)):
                 code = "unclosed" if end == len(reader.text) else "extra_data"
                 raise CallParseError(code, f"expecting {marker}", end)
             end += len(marker)
-        try:
-            args, notes = read_arguments(value, self.limits)
-        except CallParseError as error:
-            error.at, error.end = begin, end
-            raise
+        reader.block = begin, end
+        args, notes = read_arguments(value, self.limits)
         return PartialCall(args=args, notes=notes), end
-
-    def write(self, call: ParsedCall) -> str:
-        """Write a call without the channel around it.
-
-        Raises:
-            ValueError: If the format cannot express a name or a value.
-        """
-        values = "".join(
-            f"{self.parameter}{_attributes(key=name, type=_kind(value))}"
-            f"{self.raw(name, value)}{self.parameter_end}"
-            for name, value in call.args.items()
-        )
-        return (
-            f"{self.openers[0]}{_attributes(tool=call.tool, index=str(call.index + 1))}{values}{self.closer}"
-        )
 
     def render_calls(self, calls: Sequence[ParsedCall]) -> str:
         """Write several calls, counted from 1, as they appear in one message."""
@@ -131,14 +129,14 @@ class KimiK3Parser(XMLParamsParser):
             ValueError: If the value contains a string that would end it.
         """
         text = super().raw(name, value)
-        if self.parameter in text or self.openers[0] in text:
+        if self.format.parameter in text or self.format.openers[0] in text:
             raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return text
 
     def frame(self, name: str) -> Frame:
         """Return the text around the arguments of a call, with any number as its index."""
-        before = f'{self.openers[0]}{_attributes(tool=name).removesuffix(_SEP)} index="'
-        return Frame(before, self.closer, "kimi_k3_xml", infix=(r"\d{1,4}", f'"{_SEP}'))
+        before = f'{self.format.openers[0]}{_attributes(tool=name).removesuffix(_SEP)} index="'
+        return Frame(before, self.format.closer, "kimi_k3_xml", infix=(r"\d{1,4}", f'"{_SEP}'))
 
 
 def _kind(value: JSON) -> str:

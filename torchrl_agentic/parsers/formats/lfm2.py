@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torchrl_agentic.messages import JSON, Fields, fields_of, is_encodable
 from torchrl_agentic.parsers.base import Limits
@@ -13,7 +13,8 @@ from torchrl_agentic.parsers.engine.json_text import check_size, fits, read_call
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
-from torchrl_agentic.parsers.formats.pythonic import CallListParser
+from torchrl_agentic.parsers.engine.scan import past_word
+from torchrl_agentic.parsers.formats.pythonic import CallListFormat, CallListParser
 
 _JSON = re.compile(r"\[?+\s*+\{")
 _PART_OF_JSON = re.compile(r"\[\s*+\Z")
@@ -41,23 +42,25 @@ class LFM2Parser(CallListParser):
     model cards.
     """
 
-    name: ClassVar[str] = "lfm2"
+    name = "lfm2"
     models = "LFM2, LFM2.5"
     example = "<|tool_call_start|>[f(a='x')]<|tool_call_end|>"
-    stop = ("<|im_end|>",)
-    openers = ("<|tool_call_start|>",)
-    closer = "<|tool_call_end|>"
-    around = ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
-    turn_end = ("<|im_end|>",)
-    result_tags = ("<|tool_response_start|>", "<|tool_response_end|>")
-    shape = "<|tool_call_start|>[tool_name(argument='value')]<|tool_call_end|>"
+    format = CallListFormat(
+        openers=("<|tool_call_start|>",),
+        closer="<|tool_call_end|>",
+        around=("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+        turn_end=("<|im_end|>",),
+        result_tags=("<|tool_response_start|>", "<|tool_response_end|>"),
+        has_grammar=False,
+    )
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list of calls, or JSON."""
-        word = yield from self.past_word(reader, start)
+        format = self.format
+        word = yield from past_word(format, reader, start)
         if word >= 0:
             return word
-        opener = self.openers[0]
+        opener = format.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         at = yield from reader.skip(begin)
         while not reader.is_whole and _PART_OF_JSON.match(reader.text, at):
@@ -73,11 +76,13 @@ class LFM2Parser(CallListParser):
             error = unreadable
         if error is not None or any(attempt.error for attempt in attempts):
             stop = (
-                reader.seek(self.closer, at) if error is None else (yield from reader.find(self.closer, at))
+                reader.seek(format.closer, at)
+                if error is None
+                else (yield from reader.find(format.closer, at))
             )
             raw = self._raw_attempts(reader, at, stop) if error is not None or stop < end else None
             if raw is not None:
-                end = stop + len(self.closer)
+                end = stop + len(format.closer)
                 error, notes, attempts = None, (), raw
         if error is not None:
             raise error
@@ -96,21 +101,21 @@ class LFM2Parser(CallListParser):
 
     def _json_calls(self, reader: Reader, start: int, at: int) -> Incremental[int]:
         """Read calls as JSON and return the end of their block."""
-        value, end = yield from reader.json(at, (self.closer,))
+        format = self.format
+        value, end = yield from reader.json(at, (format.closer,))
         after, notes = (yield from reader.skip(end)), ()
-        if (yield from reader.which((self.closer,), after)):
-            end = after + len(self.closer)
-        elif after == len(reader.text) or (yield from reader.which((*self.openers, *self.turn_end), after)):
+        if (yield from reader.which((format.closer,), after)):
+            end = after + len(format.closer)
+        elif after == len(reader.text) or (
+            yield from reader.which((*format.openers, *format.turn_end), after)
+        ):
             notes = ("unclosed_tag",)
         else:
             raise CallParseError(
-                "extra_data", f"unexpected text after the JSON, expecting {self.closer}", after
+                "extra_data", f"unexpected text after the JSON, expecting {format.closer}", after
             )
-        try:
-            found = self._of_json(value, notes, len(reader.calls), fits(reader.text, at, end, self.limits))
-        except CallParseError as error:
-            error.at, error.end = at, end
-            raise
+        reader.block = at, end
+        found = self._of_json(value, notes, len(reader.calls), fits(reader.text, at, end, self.limits))
         self._add(reader, start, (at, end), found, end)
         return end
 

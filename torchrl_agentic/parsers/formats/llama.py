@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat, read_json
 from torchrl_agentic.parsers.engine.json_text import decode, end_of_odd_value, read_call
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.parsers.engine.python_source import bracket_end
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.scan import has_shape
 
 _PYTHON_TAG = "<|python_tag|>"
 _KEYS = "name|parameters|arguments|type|function|id"
@@ -34,20 +36,21 @@ class Llama3JSONParser(JSONBlockParser):
     Meta's prompt formats and the chat template.
     """
 
-    name: ClassVar[str] = "llama3_json"
+    name = "llama3_json"
     aliases = ("llama3", "llama4_json")
     models = "Llama 3.1 to 3.3"
     example = '{"name", "parameters"}'
     stop = ("<|eot_id|>", "<|eom_id|>")
     result_role = "ipython"
-    openers = (_PYTHON_TAG, "{")
-    shapes: ClassVar = {"{": (_FIRST_KEY, _PART_OF_FIRST_KEY)}
-    turn_end = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-    arguments_key = "parameters"
-    list_notes = ()
-    around = ("", "; ", "")
-    trigger = '{"name": "'
-    shape = '{"name": "tool name", "parameters": {"argument": "value"}}'
+    format = JSONFormat(
+        openers=(_PYTHON_TAG, "{"),
+        shapes={"{": (_FIRST_KEY, _PART_OF_FIRST_KEY)},
+        around=("", "; ", ""),
+        trigger='{"name": "',
+        turn_end=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+        arguments_key="parameters",
+        list_notes=(),
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether an object is where a call may be, and begins like one.
@@ -60,7 +63,7 @@ class Llama3JSONParser(JSONBlockParser):
             return True
         covered = reader.covered
         follows = start - covered < 16 and reader.text[covered:start].strip() == ";"
-        if not (_FIRST_KEY.match(reader.text, start) or (yield from self.has_shape(reader, start))):
+        if not (_FIRST_KEY.match(reader.text, start) or (yield from has_shape(self.format, reader, start))):
             return False
         if reader.is_line_start(start) or (follows and reader.calls):
             return True
@@ -85,39 +88,13 @@ class Llama3JSONParser(JSONBlockParser):
         """Read one object or built-in call; an object that is not a call stays text."""
         if (yield from reader.which((_PYTHON_TAG,), start)):
             return (yield from self._behind_tag(reader, start))
-        try:
-            value, end = yield from reader.json(start, None)
-        except CallParseError as error:
-            broken = error
-        else:
-            return (yield from self._object(reader, start, value, end))
-        if broken.code != "invalid_json":
-            raise broken
-        broke = start if broken.at is None else broken.at
-        closed = -1
-        if broke == start:  # the error is a value such as NaN; the object may continue after it
-            closed, broke = end_of_odd_value(reader.text, start)
-        if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
-            return broke
-        if closed < 0 and (yield from self._closed(reader, start)) < 0:
-            raise CallParseError("unclosed", "the message ends inside the call", broken.at)
-        raise broken
-
-    def _closed(self, reader: Reader, start: int) -> Incremental[int]:
-        """Return `reader.balanced`, or -1 after too many such searches of the whole text."""
-        reader.failed_searches += 1
-        if reader.failed_searches > 2 * self.limits.calls:
-            return -1
-        return (yield from reader.balanced(start))
+        return (yield from read_bare(reader, start, self._object))
 
     def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         if not _is_call(value):
             return end
-        try:
-            (attempt,) = self.attempts(value, (), len(reader.calls))
-        except CallParseError as error:
-            error.at, error.end = start, end
-            raise
+        reader.block = start, end
+        (attempt,) = self.attempts(value, (), len(reader.calls))
         reader.add(attempt, start, end)
         return end
         yield
@@ -125,7 +102,7 @@ class Llama3JSONParser(JSONBlockParser):
     def _behind_tag(self, reader: Reader, start: int) -> Incremental[int]:
         at, _ = yield from self.begin(reader, start)
         if reader.text[at] in "[{":
-            value, end, notes = yield from self.json(reader, at)
+            value, end, notes = yield from read_json(self, reader, at)
             for attempt in self.attempts(value, notes, len(reader.calls)):
                 reader.add(attempt, start, end)
                 start = end
@@ -160,7 +137,47 @@ class Llama3JSONParser(JSONBlockParser):
             end = yield from bracket_end(reader, match.end() - 1)
         else:
             end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from self.end_of_text(reader))
+        return end if end >= 0 else (yield from reader.end_of_text())
+
+
+def read_bare(
+    reader: Reader, start: int, take: Callable[[Reader, int, JSON, int], Incremental[int]]
+) -> Incremental[int]:
+    """Read JSON that no opener precedes, and return its end; malformed JSON is text unless it is like a call.
+
+    Args:
+        reader: The message as read so far.
+        start: Index of its bracket.
+        take: Adds the calls of a value, given the reader, its start, the value and its end.
+
+    Raises:
+        CallParseError: If it is malformed after a name and arguments.
+    """
+    try:
+        value, end = yield from reader.json(start, None)
+    except CallParseError as error:
+        broken = error
+    else:
+        return (yield from take(reader, start, value, end))
+    if broken.code != "invalid_json":
+        raise broken
+    broke = start if broken.at is None else broken.at
+    closed = -1
+    if broke == start:  # the error is a value such as NaN; the object may continue after it
+        closed, broke = end_of_odd_value(reader.text, start)
+    if not (_NAME.search(reader.text, start, broke) and _ARGUMENTS.search(reader.text, start, broke)):
+        return broke
+    if closed < 0 and (yield from _closed(reader, start)) < 0:
+        raise CallParseError("unclosed", "the message ends inside the call", broken.at)
+    raise broken
+
+
+def _closed(reader: Reader, start: int) -> Incremental[int]:
+    """Return `reader.balanced`, or -1 after too many such searches of the whole text."""
+    reader.failed_searches += 1
+    if reader.failed_searches > 2 * reader.limits.calls:
+        return -1
+    return (yield from reader.balanced(start))
 
 
 def _is_call(value: JSON) -> bool:

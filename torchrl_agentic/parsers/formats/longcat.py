@@ -5,9 +5,7 @@ This is the smallest kind of format, JSON between an opener and a closer; copy t
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 
 
 class LongCatParser(JSONBlockParser):
@@ -21,17 +19,14 @@ class LongCatParser(JSONBlockParser):
     """
 
     # For `get_parser` and the table in `docs/howto/formats.md`.
-    name: ClassVar[str] = "longcat"
+    name = "longcat"
     models = "LongCat-Flash"
     example = '<longcat_tool_call>{"name", "arguments"}</longcat_tool_call>'
-    # Markers around a call and around reasoning, and at the end of a message; sampling ends at a stop string.
-    openers = ("<longcat_tool_call>",)
-    closer = "</longcat_tool_call>"
-    think = ("<longcat_think>", "</longcat_think>")
-    turn_end = ("</longcat_s>",)
-    stop = ("</longcat_s>",)
+    # Markers around a call and around reasoning, and at the end of a message, where sampling ends.
     # Results have a key "name", which the chat template reads.
-    # A correct call, for error messages to the model.
-    shape = (
-        '<longcat_tool_call>\n{"name": "tool name", "arguments": {"argument": "value"}}\n</longcat_tool_call>'
+    format = JSONFormat(
+        openers=("<longcat_tool_call>",),
+        closer="</longcat_tool_call>",
+        think=("<longcat_think>", "</longcat_think>"),
+        turn_end=("</longcat_s>",),
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 from torchrl_agentic.messages import JSON, Fields, ParsedCall
 from torchrl_agentic.parsers.engine.json_text import check_size, dumps
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
-from torchrl_agentic.parsers.engine.structural_tag import Frame
+from torchrl_agentic.parsers.engine.scan import attempt, find_invented_turn, named_call
 from torchrl_agentic.parsers.engine.typed_values import inner_schema, json_or_text, typed_value, types_of
-from torchrl_agentic.parsers.formats.invoke import InvokeParser
+from torchrl_agentic.parsers.engine.xml_params import XMLFormat, XMLParamsParser
+from torchrl_agentic.parsers.formats.invoke import AttributeTags, named_tag
 from torchrl_agentic.text import one_line
 
 _NS = "]<]minimax[>["
@@ -57,7 +58,7 @@ class _Element:
         return are_items and kinds != _OBJECT
 
 
-class MiniMaxM3Parser(InvokeParser):
+class MiniMaxM3Parser(XMLParamsParser):
     """The format of MiniMax M3: any number of calls in one section, a namespace token before each tag.
 
         ]<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</a>
@@ -68,27 +69,27 @@ class MiniMaxM3Parser(InvokeParser):
     token allows values to contain other tags. Source: the chat template.
     """
 
-    name: ClassVar[str] = "minimax_m3"
+    name = "minimax_m3"
     aliases = ("minimax-m3",)
     models = "MiniMax M3"
     example = f'{_NS}<invoke name="f">{_NS}<k>v{_NS}</k>…'
-    stop = ("[e~[",)
-    section = (f"{_NS}<{_SECTION}>", f"{_NS}</{_SECTION}>")
-    openers = (f"{_NS}<{_CALL}",)
-    closer = f"{_NS}</{_CALL}>"
-    around = (f"{section[0]}\n", "\n", f"\n{section[1]}")
-    think = ("<mm:think>", "</mm:think>")
-    turn_end = ("[e~[",)
-    result_tags = ("<response>", "</response>")
-    other_openers = _SPACED
-    more_markers = (_NS,)
-    shape = (
-        f'{section[0]}{openers[0]} name="tool_name">{_NS}<argument>value{_NS}</argument>{closer}{section[1]}'
+    format = XMLFormat(
+        openers=("]<]minimax[>[<invoke",),
+        closer="]<]minimax[>[</invoke>",
+        section=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
+        around=("]<]minimax[>[<tool_call>\n", "\n", "\n]<]minimax[>[</tool_call>"),
+        think=("<mm:think>", "</mm:think>"),
+        turn_end=("[e~[",),
+        result_tags=("<response>", "</response>"),
+        other_openers=_SPACED,
+        more_markers=(_NS,),
+        tags=AttributeTags(),
+        style="minimax_m3_xml",
     )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether the tag begins a call, at any place, unlike `<invoke_id>`."""
-        after = start + len(self.openers[0])
+        after = start + len(self.format.openers[0])
         while after == len(reader.text) and not reader.is_whole:
             yield
         return reader.text[after : after + 1] in " \t\r\n>"
@@ -103,7 +104,7 @@ class MiniMaxM3Parser(InvokeParser):
         """
         tag = yield from reader.skip(place + len(marker))
         if reader.at(_NS, place) and (yield from reader.which((f"<{_SECTION}>", f"<{_CALL}"), tag)):
-            return (yield from self.attempt(reader, place, self._read_spaced))
+            return (yield from attempt(self, reader, place, self._read_spaced))
         return place + len(marker)
 
     def _read_spaced(self, reader: Reader, start: int) -> Incremental[int]:
@@ -124,7 +125,7 @@ class MiniMaxM3Parser(InvokeParser):
         """
         name, at = yield from self.read_name(reader, start)
         schema = None if reader.tools is None else reader.tools.get(name)
-        return (yield from self.named_call(reader, start, name, self._read_elements(reader, at, schema)))
+        return (yield from named_call(reader, start, name, self._read_elements(reader, at, schema)))
 
     def _read_elements(
         self, reader: Reader, body: int, root: Fields | None
@@ -136,7 +137,7 @@ class MiniMaxM3Parser(InvokeParser):
             marker = yield from reader.find(_NS, element.text_at)
             end = yield from reader.find(">", max(marker, element.text_at) + len(_NS))
             tag = reader.text[marker + len(_NS) : end + 1]
-            broke = yield from self.find_invented_turn(reader, element.text_at, marker)
+            broke = yield from find_invented_turn(self.format, reader, element.text_at, marker)
             if broke < 0 and (marker < 0 or end < 0):
                 broke = len(reader.text)
             if broke < 0 and self._ends_early(tag, element):
@@ -147,11 +148,8 @@ class MiniMaxM3Parser(InvokeParser):
             if (element.children or len(stack) == 1) and text.strip():
                 raise CallParseError("extra_data", "expecting an element, not text", element.text_at)
             if tag == f"</{element.name}>":
-                try:
-                    value, more = self._element_value(element, None if len(stack) == 1 else text)
-                except CallParseError as error:
-                    error.at = marker
-                    raise
+                reader.block = marker, None
+                value, more = self._element_value(element, None if len(stack) == 1 else text)
                 notes = (*notes, *(note for note in more if note not in notes))
                 stack.pop()
                 if not stack:
@@ -212,11 +210,12 @@ class MiniMaxM3Parser(InvokeParser):
             start: Index of the opener in the text.
             broke: Index where reading failed.
         """
-        markers = (self.closer, *self.openers, *self.section, *self.turn_end)
+        format = self.format
+        markers = (format.closer, *format.openers, *format.section, *format.turn_end)
         place, marker = yield from reader.find_first(markers, max(start + 1, broke))
         if place < 0:
             return len(reader.text)
-        return place + len(marker) if marker == self.closer else place
+        return place + len(marker) if marker == format.closer else place
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it.
@@ -225,7 +224,7 @@ class MiniMaxM3Parser(InvokeParser):
             ValueError: If the format cannot express the call, or would read it back as another one.
         """
         values = "".join(self._written(name, value) for name, value in call.args.items())
-        return f"{self._named(self.openers[0], call.tool)}{values}{self.closer}"
+        return f"{named_tag(self.format.openers[0], call.tool)}{values}{self.format.closer}"
 
     def _written(self, name: str, value: JSON, *, is_inner: bool = False) -> str:
         if _NAME.fullmatch(name) is None or name == _CALL or name.startswith(f"{_CALL} "):
@@ -243,7 +242,7 @@ class MiniMaxM3Parser(InvokeParser):
             raise ValueError(
                 f"{name!r} contains an empty value, which the format cannot express inside an argument"
             )
-        if isinstance(value, str) and (_NS in value or any(end in value for end in self.turn_end)):
+        if isinstance(value, str) and (_NS in value or any(end in value for end in self.format.turn_end)):
             raise ValueError(f"the value of {name!r} contains tags of the format, which has no escapes")
         return f"{_NS}<{name}>{inner}{_NS}</{name}>"
 
@@ -259,7 +258,3 @@ class MiniMaxM3Parser(InvokeParser):
         if fields.keys() == {_ITEM}:
             raise ValueError(f"the format would read an object with {_ITEM!r} as its only key as a list")
         return list(fields.items())
-
-    def frame(self, name: str) -> Frame:
-        """Return the text around the arguments of a call."""
-        return Frame(self._named(self.openers[0], name), self.closer, "minimax_m3_xml")

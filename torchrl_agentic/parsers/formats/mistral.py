@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat, read_json
 from torchrl_agentic.parsers.engine.json_text import dumps, read_arguments
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
@@ -29,19 +28,19 @@ class MistralParser(JSONBlockParser):
     model's own, or a hash of ours. Source: the package `mistral-common` and the chat templates.
     """
 
-    name: ClassVar[str] = "mistral"
+    name = "mistral"
     models = "Mistral, Magistral, Ministral, Devstral (tokenizers v3 to v15)"
     example = "[TOOL_CALLS]f[ARGS]{…}"
-    stop = ("</s>",)
-    openers = ("[TOOL_CALLS]",)
-    turn_end = ("</s>",)
-    result_tags = ("[TOOL_RESULTS]", "[/TOOL_RESULTS]")
-    think = ("[THINK]", "[/THINK]")
-    other_thinks = (("<think>", "</think>"),)
-    more_markers = (_CALL_ID, _ARGS, "[INST]", "[/INST]", "[TOOL_CONTENT]")
-    list_notes = ()
-    around = ("", "", "")
-    shape = '[TOOL_CALLS]tool name[ARGS]{"argument": "value"}'
+    format = JSONFormat(
+        openers=("[TOOL_CALLS]",),
+        around=("", "", ""),
+        think=("[THINK]", "[/THINK]"),
+        other_thinks=(("<think>", "</think>"),),
+        turn_end=("</s>",),
+        result_tags=("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        more_markers=("[CALL_ID]", "[ARGS]", "[INST]", "[/INST]", "[TOOL_CONTENT]"),
+        list_notes=(),
+    )
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read a list or one call."""
@@ -50,16 +49,10 @@ class MistralParser(JSONBlockParser):
             return (yield from super().read(reader, start))
         name, call_id, json_at = yield from self._header(reader, at)
         attempt = PartialCall(name, call_id=call_id)
-        try:
-            value, end, fixes = yield from self.json(reader, json_at)
-        except CallParseError as error:
-            error.tool, error.call_id = name, call_id
-            raise
-        try:
-            attempt.args, more = read_arguments(value, self.limits)
-        except CallParseError as error:
-            error.tool, error.call_id, error.end = name, call_id, end
-            raise
+        reader.header = name, call_id
+        value, end, fixes = yield from read_json(self, reader, json_at)
+        reader.block = None, end
+        attempt.args, more = read_arguments(value, self.limits)
         attempt.notes = (*notes, *fixes, *more)
         reader.add(attempt, start, end)
         return end
@@ -79,7 +72,7 @@ class MistralParser(JSONBlockParser):
         return name, call_id.strip() or None, json_at
 
     def _header_end(self, reader: Reader, at: int) -> Incremental[tuple[int, str]]:
-        markers = (_ARGS, "{", *self.openers, *self.turn_end)
+        markers = (_ARGS, "{", *self.format.openers, *self.format.turn_end)
         return (yield from reader.find_first(markers, at))
 
     def end_of_malformed(self, reader: Reader, start: int, broke: int) -> Incremental[int]:
@@ -91,17 +84,17 @@ class MistralParser(JSONBlockParser):
             broke: Index where reading failed.
         """
         at = start
-        while (yield from reader.which(self.openers, at)):
-            at = yield from reader.skip(at + len(self.openers[0]))
+        while (yield from reader.which(self.format.openers, at)):
+            at = yield from reader.skip(at + len(self.format.openers[0]))
         if not reader.text.startswith(("[{", "{"), at):
             place, marker = yield from self._header_end(reader, at)
             if place < 0:
-                return (yield from self.end_of_text(reader))
+                return (yield from reader.end_of_text())
             if marker not in (_ARGS, "{"):
                 return place
             at = place if marker == "{" else (yield from reader.skip(place + len(_ARGS)))
         end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from self.end_of_text(reader))
+        return end if end >= 0 else (yield from reader.end_of_text())
 
     def write(self, call: ParsedCall) -> str:
         """Write a call as newer models would.
@@ -111,7 +104,7 @@ class MistralParser(JSONBlockParser):
         """
         if len(call.tool.split()) != 1 or "[" in call.tool or "{" in call.tool:
             raise ValueError(f"the format cannot express the name {call.tool!r}")
-        return f"{self.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
+        return f"{self.format.openers[0]}{call.tool}{_ARGS}{dumps(call.args)}"
 
     def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
         """Write one result as a message, with an id that chat templates accept.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
 
 _TAG, _TAG_END = "<|tool_call|>", "<|/tool_call|>"
@@ -19,16 +17,17 @@ class Phi4MiniParser(JSONBlockParser):
     cards, and the chat templates of vLLM and llama.cpp.
     """
 
-    name: ClassVar[str] = "phi4_mini"
+    name = "phi4_mini"
     aliases = ("phi4_mini_json", "firefunction_v2")
     models = "Phi-4-mini, FireFunction v2"
     example = "functools[{…}]"
     stop = ("<|end|>", "<|eot_id|>")
-    openers = ("functools[", _TAG)
-    turn_end = ("<|end|>", "<|endoftext|>", "<|eot_id|>")
-    list_notes = ()
-    around = ("functools[", ", ", "]")
-    shape = 'functools[{"name": "tool name", "arguments": {"argument": "value"}}]'
+    format = JSONFormat(
+        openers=("functools[", "<|tool_call|>"),
+        around=("functools[", ", ", "]"),
+        turn_end=("<|end|>", "<|endoftext|>", "<|eot_id|>"),
+        list_notes=(),
+    )
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list, and the closing tag if there is an opening one."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import dumps
-from torchrl_agentic.parsers.engine.named_json import NamedJSONParser
+from torchrl_agentic.parsers.engine.named_json import NamedJSONFormat, NamedJSONParser
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 
 _NAME, _NAME_END = "<|plamo:begin_tool_name:plamo|>", "<|plamo:end_tool_name:plamo|>"
@@ -30,22 +29,19 @@ class Plamo3Parser(NamedJSONParser):
     vLLM's parser and its structural tag.
     """
 
-    name: ClassVar[str] = "plamo3"
+    name = "plamo3"
     aliases = ("plamo",)
     models = "PLaMo 3"
     example = "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f…"
-    stop = ("<|plamo:tag|>",)
-    section = ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>")
-    around = (section[0], "", section[1])
-    openers = ("<|plamo:begin_tool_request:plamo|>",)
-    closer = "<|plamo:end_tool_request:plamo|>"
-    separator = "<|plamo:msg|>"
-    json_end = "<|plamo:end_tool_arguments:plamo|>"
-    think = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
-    turn_end = ("<|plamo:tag|>",)
-    shape = (
-        f"{section[0]}{openers[0]}{_NAME}tool name{_NAME_END}{_ARGUMENTS}{_JSON}{separator}"
-        f'{{"argument": "value"}}{json_end}{closer}{section[1]}'
+    format = NamedJSONFormat(
+        openers=("<|plamo:begin_tool_request:plamo|>",),
+        closer="<|plamo:end_tool_request:plamo|>",
+        section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        around=("<|plamo:begin_tool_requests:plamo|>", "", "<|plamo:end_tool_requests:plamo|>"),
+        think=("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+        turn_end=("<|plamo:tag|>",),
+        separator="<|plamo:msg|>",
+        json_end="<|plamo:end_tool_arguments:plamo|>",
     )
 
     def header(self, text: str) -> tuple[str, str | None]:
@@ -63,8 +59,9 @@ class Plamo3Parser(NamedJSONParser):
         Raises:
             ValueError: If the format cannot express the name of the tool.
         """
+        format = self.format
         if not call.tool.strip() or call.tool != call.tool.strip() or "<" in call.tool or ">" in call.tool:
             raise ValueError(f"the format cannot express the name {call.tool!r}")
         name = f"{_NAME}{call.tool}{_NAME_END}"
-        arguments = f"{_ARGUMENTS}{_JSON}{self.separator}{dumps(call.args)}{self.json_end}"
-        return f"{self.openers[0]}{name}{arguments}{self.closer}"
+        arguments = f"{_ARGUMENTS}{_JSON}{format.separator}{dumps(call.args)}{format.json_end}"
+        return f"{format.openers[0]}{name}{arguments}{format.closer}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
 
 from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import check_size
@@ -15,6 +15,8 @@ from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialC
 from torchrl_agentic.parsers.engine.python_literals import LiteralReader
 from torchrl_agentic.parsers.engine.python_source import bracket_end, open_string, split_items
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.scan import has_shape, past_word
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 _FIRST = re.compile(r"\[\s{0,99}+([A-Za-z_][\w.-]{0,200}+)\s{0,99}+\(")
@@ -23,18 +25,26 @@ _BLANKS = " \t\r\n\f\ufeff"
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-class CallListParser(TextParser):
-    """A format with a list of calls between markers, whose arguments are literals passed by keyword.
-
-        <opener>[f(a='x', n=3), g()]<closer>
+@dataclass(frozen=True, kw_only=True)
+class CallListFormat(TextFormat):
+    """Description of a format of calls in Python syntax; see `TextFormat` for the markers.
 
     Attributes:
         in_brackets: Whether the list has brackets.
         separators: Characters that separate calls.
     """
 
-    in_brackets: ClassVar[bool] = True
-    separators: ClassVar[str] = ","
+    in_brackets: bool = True
+    separators: str = ","
+
+
+class CallListParser(TextParser):
+    """A format with a list of calls between markers, whose arguments are literals passed by keyword.
+
+    <opener>[f(a='x', n=3), g()]<closer>
+    """
+
+    format: CallListFormat  # pyright: ignore[reportIncompatibleVariableOverride]  a frozen value
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list.
@@ -43,10 +53,10 @@ class CallListParser(TextParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
-        word = yield from self.past_word(reader, start)
+        word = yield from past_word(self.format, reader, start)
         if word >= 0:
             return word
-        opener = self.openers[0]
+        opener = self.format.openers[0]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         inside, end, notes = yield from self._list(reader, begin)
         attempts = self._attempts(reader, inside)
@@ -60,17 +70,18 @@ class CallListParser(TextParser):
         Raises:
             CallParseError: If the message ends inside the list.
         """
-        stop = yield from bracket_end(reader, begin, self.closer, self.openers[0], *self.turn_end)
-        at_end = stop < 0 or not reader.at(self.closer, stop)
+        format = self.format
+        stop = yield from bracket_end(reader, begin, format.closer, format.openers[0], *format.turn_end)
+        at_end = stop < 0 or not reader.at(format.closer, stop)
         quoted = len(reader.text) if stop < 0 else None  # the only closer, if any, is in a string
         if stop < 0:
             stop = len(reader.text)
         inside = self._trimmed(reader.text, begin, stop)
         if not at_end:
-            return inside, stop + len(self.closer), ()
-        if not (reader.text.startswith(self.openers[0], stop) or self._is_complete(reader, inside, begin)):
+            return inside, stop + len(format.closer), ()
+        if not (reader.text.startswith(format.openers[0], stop) or self._is_complete(reader, inside, begin)):
             self._refuse_open_string(reader, begin, stop)
-            raise CallParseError("unclosed", f"the message ends before {self.closer}", begin, end=quoted)
+            raise CallParseError("unclosed", f"the message ends before {format.closer}", begin, end=quoted)
         return inside, stop, ("unclosed_tag",)
 
     def _refuse_open_string(
@@ -82,7 +93,7 @@ class CallListParser(TextParser):
             CallParseError: If it does.
         """
         is_broken = attempts is None or any(attempt.error for attempt in attempts)
-        if is_broken and reader.text.find(self.openers[0], stop) >= 0:
+        if is_broken and reader.text.find(self.format.openers[0], stop) >= 0:
             place = open_string(reader.text, begin, stop)
             if place >= 0:
                 raise CallParseError(
@@ -92,7 +103,7 @@ class CallListParser(TextParser):
     def _is_complete(self, reader: Reader, inside: tuple[int, int], begin: int) -> bool:
         """Return whether a list without its closer is complete."""
         begin = reader.text.find("[", begin, inside[0])
-        if self.in_brackets and (
+        if self.format.in_brackets and (
             begin < 0 or finish(bracket_end(Reader(reader.text), begin)) != inside[1] + 1
         ):
             return False
@@ -104,13 +115,13 @@ class CallListParser(TextParser):
         inside = text[begin:stop]
         begin += len(inside) - len(inside.lstrip(_BLANKS))
         stop -= len(inside) - len(inside.rstrip(_BLANKS))
-        if self.in_brackets and text.startswith("[", begin) and text.endswith("]", begin, stop):
+        if self.format.in_brackets and text.startswith("[", begin) and text.endswith("]", begin, stop):
             return begin + 1, stop - 1
         return begin, stop
 
     def _attempts(self, reader: Reader, inside: tuple[int, int]) -> list[PartialCall]:
         """Read the calls of a list."""
-        places = split_items(reader.text, *inside, self.separators)
+        places = split_items(reader.text, *inside, self.format.separators)
         return [self._item(reader, index, *place) for index, place in enumerate(places, len(reader.calls))]
 
     def _add(
@@ -156,10 +167,6 @@ class CallListParser(TextParser):
                 raise ValueError(f"a pythonic call cannot express the name {name!r}")
         return f"{call.tool}({', '.join(f'{key}={value!r}' for key, value in call.args.items())})"
 
-    def frame(self, name: str) -> None:
-        """Return None: there is no grammar for Python literals."""
-        del name
-
 
 class OLMo3Parser(CallListParser):
     """The format of OLMo 3: one call per line, without brackets.
@@ -170,18 +177,19 @@ class OLMo3Parser(CallListParser):
     Source: the chat template.
     """
 
-    name: ClassVar[str] = "olmo3"
+    name = "olmo3"
     models = "OLMo 3"
     example = "<function_calls>f(a='x')</function_calls>"
-    stop = ("<|im_end|>",)
     result_role = "environment"
-    openers = ("<function_calls>",)
-    closer = "</function_calls>"
-    around = ("<function_calls>", "\n", "</function_calls>")
-    turn_end = ("<|im_end|>",)
-    in_brackets = False
-    separators = ",\n"
-    shape = "<function_calls>tool_name(argument='value')</function_calls>"
+    format = CallListFormat(
+        openers=("<function_calls>",),
+        closer="</function_calls>",
+        around=("<function_calls>", "\n", "</function_calls>"),
+        turn_end=("<|im_end|>",),
+        in_brackets=False,
+        separators=",\n",
+        has_grammar=False,
+    )
 
 
 class PythonicParser(CallListParser):
@@ -195,18 +203,20 @@ class PythonicParser(CallListParser):
     templates.
     """
 
-    name: ClassVar[str] = "pythonic"
+    name = "pythonic"
     aliases = ("llama4_pythonic",)
     models = "Llama 4, Llama 3.2, ToolACE"
     example = "[f(a='x'), g()]"
     stop = ("<|eot|>", "<|eom|>", "<|eot_id|>")
     result_role = "ipython"
-    openers = ("<|python_start|>", "[")
-    shapes: ClassVar = {"[": (_FIRST, _PART_OF_FIRST)}
-    closer = "<|python_end|>"
-    around = ("[", ", ", "]")
-    turn_end = ("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>")
-    shape = "[tool_name(argument='value')]"
+    format = CallListFormat(
+        openers=("<|python_start|>", "["),
+        shapes={"[": (_FIRST, _PART_OF_FIRST)},
+        closer="<|python_end|>",
+        around=("[", ", ", "]"),
+        turn_end=("<|eot|>", "<|eom|>", "<|eot_id|>", "<|end_of_text|>"),
+        has_grammar=False,
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether a list is where calls may be, and begins like one.
@@ -215,9 +225,9 @@ class PythonicParser(CallListParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
-        if reader.at(self.openers[0], start):
+        if reader.at(self.format.openers[0], start):
             return True
-        if not (_FIRST.match(reader.text, start) or (yield from self.has_shape(reader, start))):
+        if not (_FIRST.match(reader.text, start) or (yield from has_shape(self.format, reader, start))):
             return False
         if reader.is_line_start(start):
             return True
@@ -241,7 +251,7 @@ class PythonicParser(CallListParser):
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one list; a bare one without calls stays text."""
-        if (yield from reader.which(self.openers[:1], start)):
+        if (yield from reader.which(self.format.openers[:1], start)):
             return (yield from super().read(reader, start))
         passed = len(reader.unclosed)
         end = yield from bracket_end(reader, start)
@@ -272,7 +282,7 @@ class PythonicParser(CallListParser):
             start: Index of the opener in the text.
             broke: Index where reading failed.
         """
-        if (yield from reader.which(self.openers[:1], start)):
+        if (yield from reader.which(self.format.openers[:1], start)):
             return (yield from super().end_of_malformed(reader, start, broke))
         end = yield from bracket_end(reader, start)
         return len(reader.text) if end < 0 else end

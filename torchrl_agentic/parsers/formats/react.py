@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.messages import JSON, ParsedCall
 from torchrl_agentic.parsers.engine.json_text import decode_any, dumps, read_arguments
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.scan import named_call
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 from torchrl_agentic.parsers.engine.typed_values import only_string
 
@@ -27,16 +26,17 @@ class ReActParser(TextParser):
     arXiv:2210.03629, with the JSON input of later agents.
     """
 
-    name: ClassVar[str] = "react"
+    name = "react"
     models = "ReAct prompts"
     example = "Action: f … Action Input: {…}"
-    stop = (f"\n{_OBSERVATION}",)
     result_role = "user"
-    openers = (_ACTION,)
-    openers_may_be_words = False
-    turn_end = (f"\n{_OBSERVATION}",)
-    more_markers = (_INPUT,)
-    shape = f'{_ACTION} tool_name\n{_INPUT} {{"argument": "value"}}'
+    result_around = (f"{_OBSERVATION} ", "")
+    format = TextFormat(
+        openers=("Action:",),
+        turn_end=("\nObservation:",),
+        more_markers=("Action Input:",),
+        openers_may_be_words=False,
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether the marker is at the start of a line.
@@ -66,7 +66,7 @@ class ReActParser(TextParser):
             code = "unclosed" if at == len(reader.text) else "extra_data"
             raise CallParseError(code, f"expecting {_INPUT}", line_end, tool=name)
         read = self._input(reader, at + len(_INPUT), name)
-        return (yield from self.named_call(reader, start, name, read))
+        return (yield from named_call(reader, start, name, read))
 
     def _input(self, reader: Reader, begin: int, name: str) -> Incremental[tuple[PartialCall, int]]:
         at = yield from reader.skip(begin)
@@ -117,13 +117,3 @@ class ReActParser(TextParser):
         if "\n" in call.tool or call.tool != call.tool.strip() or not call.tool:
             raise ValueError(f"the format cannot express the name {call.tool!r}")
         return f"{_ACTION} {call.tool}\n{_INPUT} {dumps(call.args)}"
-
-    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result as an observation.
-
-        Args:
-            call_id: Id of the call, control tokens escaped.
-            result: Result of the call, control tokens escaped.
-        """
-        content = f"{_OBSERVATION} {result.text}"
-        return {"role": self.result_role, "content": content, "tool_call_id": call_id}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from torchrl_agentic.messages import Fields, ParsedCall
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
-from torchrl_agentic.parsers.formats.invoke import InvokeParser
+from torchrl_agentic.parsers.engine.xml_params import XMLFormat, XMLParamsParser
+from torchrl_agentic.parsers.formats.invoke import AttributeTags
 
 _BEGIN, _END, _KIND, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "function", "<｜tool_sep｜>"
 _INVOKE = "<steptml:invoke"
+_TAGS = AttributeTags(gap="")
 
 
-class Step3Parser(InvokeParser):
+class Step3Parser(XMLParamsParser):
     """The format of Step-3: `steptml` elements, each between markers of a call, in one section.
 
         <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">
@@ -24,19 +26,20 @@ class Step3Parser(InvokeParser):
     parsers of vLLM and SGLang.
     """
 
-    name: ClassVar[str] = "step3"
+    name = "step3"
     models = "Step-3"
     example = '<steptml:invoke name="f"><steptml:parameter name="k">v</steptml:parameter>…'
     stop = ("<|EOT|>",)
-    section = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
-    openers = (_BEGIN, _INVOKE)
-    closer = "</steptml:invoke>"
-    parameter, parameter_end = "<steptml:parameter", "</steptml:parameter>"
-    around = (section[0], "", section[1])
-    turn_end = ("<|EOT|>", "<｜end▁of▁sentence｜>")
-    shape = (
-        f'{section[0]}{_BEGIN}{_KIND}{_SEPARATOR}<steptml:invoke name="tool_name"><steptml:parameter '
-        f'name="argument">value</steptml:parameter></steptml:invoke>{_END}{section[1]}'
+    format = XMLFormat(
+        openers=("<｜tool_call_begin｜>", "<steptml:invoke"),
+        closer="</steptml:invoke>",
+        section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        around=("<｜tool_calls_begin｜>", "", "<｜tool_calls_end｜>"),
+        turn_end=("<|EOT|>", "<｜end▁of▁sentence｜>"),
+        parameter="<steptml:parameter",
+        parameter_end="</steptml:parameter>",
+        tags=_TAGS,
+        needs_line=True,
     )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
@@ -45,19 +48,20 @@ class Step3Parser(InvokeParser):
 
     def read_name(self, reader: Reader, start: int) -> Incremental[tuple[str, int]]:
         """Read the kind of the call and the name of the tool."""
+        format = self.format
         if reader.at(_BEGIN, start):
             begin = yield from reader.past_repeated(_BEGIN, start + len(_BEGIN))
-            markers = (_INVOKE, _BEGIN, _END, self.section[1], *self.turn_end)
+            markers = (_INVOKE, _BEGIN, _END, format.section[1], *format.turn_end)
             start, marker = yield from reader.find_first(markers, begin)
-            if start < 0 or marker in (_BEGIN, *self.turn_end):
+            if start < 0 or marker in (_BEGIN, *format.turn_end):
                 broke = len(reader.text) if start < 0 else start
-                raise CallParseError("unclosed", f"it ends before {self.closer}", broke)
+                raise CallParseError("unclosed", f"it ends before {format.closer}", broke)
             kind = reader.text[begin:start].strip()
             if not kind and marker != _INVOKE:
                 raise CallParseError("empty", f"nothing follows {_BEGIN}", begin)
             if marker != _INVOKE or kind.removesuffix(_SEPARATOR).strip() not in ("", _KIND):
                 raise CallParseError("wrong_dialect", f"expecting {_KIND}{_SEPARATOR}{_INVOKE}", begin)
-        attributes, end = yield from self._tag(reader, start, _INVOKE)
+        attributes, end = yield from _TAGS.read_tag(reader, start, _INVOKE)
         return attributes["name"], end
 
     def _read_arguments(
@@ -86,12 +90,12 @@ class Step3Parser(InvokeParser):
             broke: Index where reading failed.
         """
         end = yield from super().end_of_malformed(reader, start, broke)
-        place, marker = yield from reader.find_first((_END, self.section[1]), max(start + 1, broke))
+        place, marker = yield from reader.find_first((_END, self.format.section[1]), max(start + 1, broke))
         if 0 <= place < end:
             return place + (len(_END) if marker == _END else 0)
         return (yield from self._past_end(reader, end))
 
     def write(self, call: ParsedCall) -> str:
         """Write a call without the section around it."""
-        values = self._arguments(call)
-        return f"{_BEGIN}{_KIND}{_SEPARATOR}{self._named(_INVOKE, call.tool)}{values}{self.closer}{_END}"
+        format = replace(self.format, openers=(_INVOKE,))
+        return f"{_BEGIN}{_KIND}{_SEPARATOR}{_TAGS.write(format, call, self.raw)}{_END}"

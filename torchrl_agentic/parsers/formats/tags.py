@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
+from torchrl_agentic.messages import ParsedCall
 from torchrl_agentic.parsers.engine.json_text import check_size
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader, finish
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 SEARCH = {"search": ("search", "query")}
@@ -26,14 +28,14 @@ class TagsParser(TextParser):
         result: Name of the tag around a result.
         answer: Name of the tag of the final answer, which also ends sampling.
         result_role: Role of the messages that carry results; "user" for models without a role of tools.
-        **rules: Options of `TextScanner`.
+        **rules: Options of `TextParser`.
     """
 
-    name: ClassVar[str] = "tags"
+    name = "tags"
     aliases = ("search_r1",)
     models = "Search-R1, RAGEN"
     example = "<search>query</search>"
-    openers_may_be_words = False
+    format = TextFormat(openers_may_be_words=False, has_grammar=False)
 
     def __init__(
         self,
@@ -48,13 +50,16 @@ class TagsParser(TextParser):
         self.tags = dict(SEARCH if tags is None else tags)
         if not self.tags or not all(tag.replace("_", "").replace("-", "").isalnum() for tag in self.tags):
             raise ValueError(f"tags must be words, one per tool; got {list(self.tags)}")
-        self.openers = tuple(f"<{tag}>" for tag in self.tags)
-        self.stop = (*(f"</{tag}>" for tag in self.tags), f"</{answer}>")
-        self.result_tags = (f"<{result}>", f"</{result}>")
-        self.result = result
-        self.result_role = result_role
         first, (_, argument) = next(iter(self.tags.items()))
-        self.shape = f"<{first}>{argument}</{first}>"
+        self.format = replace(
+            type(self).format,
+            openers=tuple(f"<{tag}>" for tag in self.tags),
+            result_tags=(f"<{result}>", f"</{result}>"),
+            shape=f"<{first}>{argument}</{first}>",
+        )
+        self.stop = (*(f"</{tag}>" for tag in self.tags), f"</{answer}>")
+        self.result_around = (f"<{result}>", f"</{result}>")
+        self.result_role = result_role
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one tag.
@@ -63,7 +68,7 @@ class TagsParser(TextParser):
             reader: The message as read so far.
             start: Index of the opener in the text.
         """
-        opener = yield from reader.which(self.openers, start)
+        opener = yield from reader.which(self.format.openers, start)
         tool, argument = self.tags[opener[1:-1]]
         begin = yield from reader.past_repeated(opener, start + len(opener))
         end = yield from self._content_end(reader, begin, opener)
@@ -81,7 +86,7 @@ class TagsParser(TextParser):
         end = yield from reader.find(closer, begin)
         if end < 0:
             raise CallParseError("unclosed", f"the message ends before {closer}", begin, tool=tool)
-        following, _ = reader.first(self.openers, begin)
+        following, _ = reader.first(self.format.openers, begin)
         if 0 <= following < end:
             reason = f"another tag begins before {closer}"
             raise CallParseError("unclosed", reason, following, end=following, tool=tool)
@@ -95,7 +100,7 @@ class TagsParser(TextParser):
             start: Index of the opener in the text.
             broke: Index where reading failed.
         """
-        opener = yield from reader.which(self.openers, start)
+        opener = yield from reader.which(self.format.openers, start)
         closer = f"</{opener[1:]}"
         end = yield from reader.find(closer, start)
         return len(reader.text) if end < 0 else end + len(closer)
@@ -121,17 +126,3 @@ class TagsParser(TextParser):
         except CallParseError:
             return False
         return bool(value) and value == value.strip() and end == len(value)
-
-    def frame(self, name: str) -> None:
-        """Return None: the content is free text."""
-        del name
-
-    def render_result(self, call_id: str, result: ToolResult) -> Mapping[str, JSON]:
-        """Write one result in its tag.
-
-        Args:
-            call_id: Id of the call, control tokens escaped.
-            result: Result of the call, control tokens escaped.
-        """
-        content = f"<{self.result}>{result.text}</{self.result}>"
-        return {"role": self.result_role, "content": content, "tool_call_id": call_id}

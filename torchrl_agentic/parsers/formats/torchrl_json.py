@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
-from torchrl_agentic.messages import (
-    JSON,
-    ParsedCall,
-    ParseResult,
-    ToolResult,
-    fields_of,
-)
+from torchrl_agentic.messages import JSON, ParsedCall, ParseResult, ToolResult, fields_of
 from torchrl_agentic.parsers.base import ToolCallParser, Tools, message_text, require_name
 from torchrl_agentic.parsers.engine.json_text import (
     check_data,
@@ -42,7 +36,7 @@ class JSONToolCallParser(ToolCallParser):
     Source: `JSONToolCallParser` of TorchRL.
     """
 
-    name: ClassVar[str] = "json"
+    name = "json"
     aliases = ("json_block",)
     models = "TorchRL's own"
     example = '{"message", "tools": […]}'

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from torchrl_agentic.messages import JSON, ParsedCall
-from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser
-from torchrl_agentic.parsers.engine.json_text import dumps, fits
+from torchrl_agentic.messages import JSON
+from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
+from torchrl_agentic.parsers.engine.json_text import fits
 from torchrl_agentic.parsers.engine.partial_call import CallParseError
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
-from torchrl_agentic.parsers.formats.llama import Llama3JSONParser
+from torchrl_agentic.parsers.engine.scan import has_shape
+from torchrl_agentic.parsers.formats.llama import read_bare
 
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
 _WRAPPERS = (_TAG, "[TOOL_CALLS]")
-_JSON_FENCES, _LONGEST = ("```", "```json"), 20
 _KEYS = "name|parameters|arguments|type|function|id"
 _FIRST_KEY = re.compile(rf'\[\s{{0,99}}+\{{\s{{0,99}}+"(?:{_KEYS})"\s{{0,99}}+:')
 _PART_OF_FIRST_KEY = re.compile(r'\[\s{0,99}+(?:\{\s{0,99}+(?:"\w{0,10}(?:"\s{0,99}+)?)?)?\Z')
 
 
-class XLAMParser(Llama3JSONParser):
+class XLAMParser(JSONBlockParser):
     """The format of xLAM 2: a JSON list on a line of its own, or after reasoning.
 
         [{"name": "f", "arguments": {"a": 1}}]
@@ -31,18 +31,20 @@ class XLAMParser(Llama3JSONParser):
     text: no tool fits. Source: the chat templates, and the wrappers that vLLM's parser reads.
     """
 
-    name: ClassVar[str] = "xlam"
+    name = "xlam"
     models = "xLAM 2"
     example = '[{"name", "arguments"}]'
-    stop = ("<|im_end|>", "<|eot_id|>")
     result_role = "tool"
-    openers = (*_WRAPPERS, "[")
-    shapes: ClassVar = {"[": (_FIRST_KEY, _PART_OF_FIRST_KEY)}
-    turn_end = ("<|im_end|>", "<|eot_id|>")
-    arguments_key = "arguments"
-    around = ("[", ", ", "]")
-    trigger = ""
-    shape = '[{"name": "tool name", "arguments": {"argument": "value"}}]'
+    format = JSONFormat(
+        openers=(*_WRAPPERS, "["),
+        shapes={"[": (_FIRST_KEY, _PART_OF_FIRST_KEY)},
+        around=("[", ", ", "]"),
+        turn_end=("<|im_end|>", "<|eot_id|>"),
+        list_notes=(),
+        written=("", ""),
+        has_grammar=False,
+        call_fences=("```", "```json"),
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether a list is where a call may be, and begins like one of calls."""
@@ -50,7 +52,7 @@ class XLAMParser(Llama3JSONParser):
             return True
         if not reader.at("[", start) or not reader.is_line_start(start):
             return False
-        return (yield from self.has_shape(reader, start))
+        return (yield from has_shape(self.format, reader, start))
 
     def begin(self, reader: Reader, start: int) -> Incremental[tuple[int, tuple[str, ...]]]:
         """Read the wrapper at `start`; return the start of its JSON and a note.
@@ -73,8 +75,8 @@ class XLAMParser(Llama3JSONParser):
         """Read one list; a list without calls stays text."""
         wrapper = yield from reader.which(_WRAPPERS, start)
         if not wrapper:
-            return (yield from super().read(reader, start))
-        end = yield from JSONBlockParser.read(self, reader, start)
+            return (yield from read_bare(reader, start, self._list))
+        end = yield from super().read(reader, start)
         if wrapper == _TAG:
             after = yield from reader.skip(end)
             if (yield from reader.which((_TAG_END,), after)):
@@ -82,14 +84,7 @@ class XLAMParser(Llama3JSONParser):
                 reader.extend(end)
         return end
 
-    def _read_fence(self, reader: Reader, place: int, marker: str) -> Incremental[int]:
-        """Read a Markdown fence; return the end of its first line if it may contain calls."""
-        line_end = yield from reader.line_end(place)
-        if line_end - place <= _LONGEST and reader.text[place:line_end].strip() in _JSON_FENCES:
-            return line_end
-        return (yield from super()._read_fence(reader, place, marker))
-
-    def _object(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
+    def _list(self, reader: Reader, start: int, value: JSON, end: int) -> Incremental[int]:
         items = cast("list[Any]", value)
         if any(map(_is_call, items)):
             small = fits(reader.text, start, end, self.limits)
@@ -109,15 +104,7 @@ class XLAMParser(Llama3JSONParser):
             end = closer + len(_TAG_END) if closer >= 0 else -1
         else:
             end = yield from reader.balanced(at)
-        return end if end >= 0 else (yield from self.end_of_text(reader))
-
-    def write(self, call: ParsedCall) -> str:
-        """Write a call without the list around it."""
-        return dumps({"name": call.tool, "arguments": call.args})
-
-    def frame(self, name: str) -> None:
-        """Return None: a grammar would have to start at every bracket."""
-        del name
+        return end if end >= 0 else (yield from reader.end_of_text())
 
 
 def _is_call(item: Any) -> bool:

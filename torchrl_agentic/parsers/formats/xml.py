@@ -5,12 +5,13 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import cast
 
 from torchrl_agentic.messages import JSON, ParsedCall, ToolResult
 from torchrl_agentic.parsers.engine.json_text import decode, skip_whitespace
 from torchrl_agentic.parsers.engine.partial_call import CallParseError, PartialCall
 from torchrl_agentic.parsers.engine.reader import Incremental, Reader
+from torchrl_agentic.parsers.engine.text_format import TextFormat
 from torchrl_agentic.parsers.engine.text_parser import TextParser
 
 # Possessive quantifiers (`++`, `*+`) never backtrack, so a failed match takes linear time.
@@ -28,13 +29,14 @@ class XMLToolCallParser(TextParser):
     are written as `<tool_result>` elements. Source: `XMLToolCallParser` of TorchRL.
     """
 
-    name: ClassVar[str] = "xml"
+    name = "xml"
     models = "TorchRL's own"
     example = '<tool name="f">{…}</tool>'
-    openers = ("<tool ", "<tool>", "<tool\n", "<tool\t", "<tool\r", "<tool/")
-    closer = "</tool>"
-    result_tags = ("<tool_result", "</tool_result>")
-    shape = '<tool name="tool name">{"argument": "value"}</tool>'
+    format = TextFormat(
+        openers=("<tool ", "<tool>", "<tool\n", "<tool\t", "<tool\r", "<tool/"),
+        closer="</tool>",
+        result_tags=("<tool_result", "</tool_result>"),
+    )
 
     def opens(self, reader: Reader, start: int) -> Incremental[bool]:
         """Return whether the tag begins a call; a bare `<tool>` that is never closed is prose.
@@ -45,7 +47,7 @@ class XMLToolCallParser(TextParser):
         """
         if not reader.at("<tool>", start):
             return True
-        return (yield from reader.find(self.closer, start)) >= 0
+        return (yield from reader.find(self.format.closer, start)) >= 0
 
     def read(self, reader: Reader, start: int) -> Incremental[int]:
         """Read one element.
@@ -71,35 +73,33 @@ class XMLToolCallParser(TextParser):
         args: Mapping[str, JSON] = {}
         end = end_of_tag.end()
         if not end_of_tag[1]:
-            try:
-                args, end = yield from self._body(reader, end)
-            except CallParseError as error:
-                error.tool, error.call_id = name, tag
-                raise
+            reader.header = name, tag
+            args, end = yield from self._body(reader, end)
         reader.add(PartialCall(name, args, call_id=tag, tag=tag), start, end)
         return end
 
     def _body(self, reader: Reader, start: int) -> Incremental[tuple[Mapping[str, JSON], int]]:
+        format = self.format
         at = yield from reader.skip(start)
-        if (yield from reader.which((self.closer,), at)):
-            return {}, at + len(self.closer)
+        if (yield from reader.which((format.closer,), at)):
+            return {}, at + len(format.closer)
         try:
-            value, end = yield from reader.json(at, (self.closer,))
+            value, end = yield from reader.json(at, (format.closer,))
         except CallParseError as error:
             value, end = yield from self._escaped(reader, at, error)
         after = yield from reader.skip(end)
-        if not (yield from reader.which((self.closer,), after)):
-            if after == len(reader.text) or (yield from reader.which(self.openers, after)):
+        if not (yield from reader.which((format.closer,), after)):
+            if after == len(reader.text) or (yield from reader.which(format.openers, after)):
                 reason = (
                     "the message ends before" if after == len(reader.text) else "the next call begins before"
                 )
-                error = CallParseError("unclosed", f"{reason} {self.closer}", after)
+                error = CallParseError("unclosed", f"{reason} {format.closer}", after)
                 error.end = after
                 raise error
             raise CallParseError(
-                "extra_data", f"unexpected text after the JSON, expecting {self.closer}", after
+                "extra_data", f"unexpected text after the JSON, expecting {format.closer}", after
             )
-        end = after + len(self.closer)
+        end = after + len(format.closer)
         if not isinstance(value, dict):
             error = CallParseError("bad_arguments", "its body must be a JSON object", at)
             error.end = end
@@ -112,7 +112,7 @@ class XMLToolCallParser(TextParser):
         Raises:
             CallParseError: If it is not.
         """
-        closer = yield from reader.find(self.closer, start)
+        closer = yield from reader.find(self.format.closer, start)
         body = reader.text[start : max(start, closer)]
         if "&quot;" not in body and "&#" not in body:
             raise error
