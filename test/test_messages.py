@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from torchrl_agentic import MCPServerConfig
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError
-from torchrl_agentic.limits.base import Limits
 from torchrl_agentic.messages import (
     FIRST,
     MAX_ELEMENTS,
@@ -409,7 +408,7 @@ def test_a_result_keeps_its_fields_when_it_is_replaced_copied_or_pickled():
 
 @pytest.mark.parametrize(
     "value",
-    [Effects(["a"], ["b"]), Limits(3, 2.0), MCPServerConfig("npx", ["-y", "x"])],
+    [Effects(["a"], ["b"]), MCPServerConfig("npx", ["-y", "x"])],
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_whose_constructor_computes_fields_is_an_ordinary_frozen_value(value: Any):
