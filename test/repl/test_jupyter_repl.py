@@ -623,6 +623,8 @@ async def test_code_that_kills_its_kernel_client_gets_a_result(later: bool):
     async with JupyterRepl(UnsafeSubprocessSandbox()) as repl:
         result = await repl.execute(f"import os; {code}", timeout=limit(10))
         assert (result.status, result.state_lost) == (("ok", False) if later else ("died", True))
+        if not later:
+            assert result.message == f"The interpreter ended (killed by SIGKILL); {LOST}"
         if later:
             async with asyncio.timeout(limit(5)):
                 await asyncio.shield(repl._link.ended())

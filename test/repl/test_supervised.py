@@ -118,6 +118,7 @@ async def test_invalid_answer_is_the_end_of_the_interpreter(sent: Any):
     result, after = await _results(sent)
     assert (result.status, result.state_lost) == ("died", True)
     assert LOST in result.message
+    assert "invalid" in result.message
     assert (after.status, after.state_lost) == ("ok", False)
 
 

@@ -121,8 +121,9 @@ class ForkServerRepl(SupervisedRepl):
     def _current(self) -> Link | None:
         return self._sandbox.connection
 
-    async def _judge(self, link: Link) -> None:
+    async def _judge(self, link: Link) -> str:
         await self._whole_link()
+        return ""
 
     async def _whole_link(self) -> Link:
         try:

@@ -31,7 +31,7 @@ from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAY_BYTES as MAX_IMAGE
 from torchrl_agentic.sandbox.inside.worker import MAX_DISPLAYS as MAX_IMAGES
 from torchrl_agentic.sandbox.link import Link, LinkLost
-from torchrl_agentic.sandbox.process import END_S
+from torchrl_agentic.sandbox.process import END_S, describe_exit, signed_exit_code
 
 __all__ = ["KINDS", "MAX_IMAGE", "MAX_IMAGES", "MAX_TEXTS", "is_image"]
 KINDS = ("image/png", "image/jpeg")
@@ -99,8 +99,8 @@ class SupervisedRepl(Repl):
         """Return the connection to the supervisor, which may be lost."""
 
     @abstractmethod
-    async def _judge(self, link: Link) -> None:
-        """Abandon the supervisor behind a lost connection.
+    async def _judge(self, link: Link) -> str:
+        """Abandon the supervisor behind a lost connection; return how it ended, or "" if it did not.
 
         Raises:
             InfrastructureError: If no code inside can have caused the loss.
@@ -196,7 +196,8 @@ class SupervisedRepl(Repl):
             stopped = f"Execution exceeded {timeout:g} s and was stopped"
             return await self._lost(link, stopped, "timeout")
         except SandboxError as error:
-            return await self._lost(link, f"The interpreter ended ({error})", "died")
+            has_closed = isinstance(error, LinkLost) and not link.why
+            return await self._lost(link, "" if has_closed else str(error), "died")
         if header.get("how") is not None:
             await self._on_worker_end()
         return self._result(header, fields, timeout)
@@ -219,13 +220,15 @@ class SupervisedRepl(Repl):
             raise
 
     async def _lost(self, link: Link, message: str, status: ReplStatus) -> ReplResult:
-        """Return the result of a cell whose supervisor was lost or does not answer."""
+        """Return the result of a cell whose supervisor was lost or is silent; `message` may be ""."""
         await link.close()
         try:
-            await self._judge(link)
+            ended = await self._judge(link)
         except BaseException:
             self.cells.pop()
             raise
+        if status == "died":
+            message = f"The interpreter ended ({message or ended or 'its connection was closed'})"
         _, lost = self._take_loss()
         timed_out = status == "timeout"
         return ReplResult(message=f"{message}; {lost}", status=status, timed_out=timed_out, state_lost=True)
@@ -316,7 +319,7 @@ class ProcessRepl(SupervisedRepl):
     def _current(self) -> Link | None:
         return self._link
 
-    async def _judge(self, link: Link) -> None:
+    async def _judge(self, link: Link) -> str:
         process, self._process, self._link = self._process, None, None
         ended = ""
         if process is not None:
@@ -330,6 +333,8 @@ class ProcessRepl(SupervisedRepl):
         if await self.sandbox.was_ended_outside(ended):
             _, lost = self._take_loss()
             raise SandboxError(f"the interpreter was lost: its sandbox was {ended} from outside; {lost}")
+        code = ended.removeprefix("exit code ")
+        return describe_exit(signed_exit_code(int(code))) if code.isdigit() else ended
 
     async def _begin(self) -> None:
         self._process = process = await self.sandbox.spawn(self._argv())

@@ -30,13 +30,15 @@ class LinkLost(SandboxError):
 
     Args:
         cause: See `cause`.
+        why: Why no more messages come, if the stream has no error; "" if it merely ended.
 
     Attributes:
-        cause: Error of the stream itself, such as that of a remote service; None if the stream merely ended.
+        cause: Error of the stream itself, such as that of a remote service; None if it has none.
     """
 
-    def __init__(self, cause: SandboxError | None = None) -> None:
-        super().__init__("the sandbox was lost" if cause is None else f"the sandbox was lost: {cause}")
+    def __init__(self, cause: SandboxError | None = None, why: str = "") -> None:
+        reason = str(cause or why)
+        super().__init__(f"the sandbox was lost: {reason}" if reason else "the sandbox was lost")
         self.cause = cause
 
 
@@ -136,6 +138,8 @@ class Link:
         self._count = 0
         self._sending = asyncio.Lock()
         self._ended = False
+        self.why = ""
+        """Why the connection was given up, if the stream has neither an error nor an end; see `LinkLost`."""
         self.cause: SandboxError | None = None
         """Error of the stream that caused the loss, or None; see `LinkLost`."""
         self._reader = asyncio.create_task(self._read())
@@ -183,7 +187,7 @@ class Link:
             ValueError: If the request is too long.
         """
         if self._ended:
-            raise LinkLost(self.cause)
+            raise LinkLost(self.cause, self.why)
         self._count += 1
         number = self._count
         body = json.dumps({**header, "op": op, "id": number, "files": len(fds)}).encode("ascii")
@@ -236,7 +240,9 @@ class Link:
                     self._take(message)
         except SandboxError as error:
             self.cause = error
-        except (OSError, EOFError, BadMessage):
+        except BadMessage as error:
+            self.why = f"it sent an invalid message ({error})"
+        except (OSError, EOFError):
             pass
         finally:
             self._lose()
@@ -265,5 +271,5 @@ class Link:
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
-                answer.set_exception(LinkLost(self.cause))
+                answer.set_exception(LinkLost(self.cause, self.why))
                 answer.exception()  # retrieved, so that asyncio does not log it as never retrieved
