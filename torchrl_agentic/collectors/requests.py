@@ -9,7 +9,7 @@ import math
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from torchrl_agentic.collectors.failure_log import FailureLog
 from torchrl_agentic.collectors.failures import OUTAGE_S
@@ -36,27 +36,6 @@ class WrongAnswer(InfrastructureError):
 
 class EngineCrash(InfrastructureError):
     """An engine raised an exception that its protocol does not know; the request is not made again."""
-
-
-class WrittenAnswer(Protocol):
-    """Tokens to which an answer is appended, such as a `TokenWriter` or a `TokenLedger`."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Token ids so far, [T]."""
-        ...
-
-    def add_sampled(
-        self, ids: Sequence[int], log_probs: Sequence[float] | None = None, *, version: int | None = None
-    ) -> None:
-        """Append sampled tokens.
-
-        Args:
-            ids: Their ids.
-            log_probs: One log-probability per id, in nats, or None if they are unknown.
-            version: Policy version that sampled them.
-        """
-        ...
 
 
 def is_cancelling() -> bool:
@@ -171,7 +150,9 @@ class Requests:
         self.permits.answered(len(found[0]))
         return found
 
-    async def answer(self, tokens: WrittenAnswer, *, max_tokens: int, key: str) -> tuple[list[int], Finish]:
+    async def answer(
+        self, tokens: TokenLedger | TokenWriter, *, max_tokens: int, key: str
+    ) -> tuple[list[int], Finish]:
         """Sample one answer as `sample` does, but hold no request back for the KV cache.
 
         Args:
@@ -192,7 +173,7 @@ class Requests:
 
     async def _sample(
         self,
-        writer: WrittenAnswer,
+        writer: TokenLedger | TokenWriter,
         max_tokens: int,
         key: str,
         on_ids: OnIds | None,

@@ -58,14 +58,13 @@ def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
     That is the tokenizer of a `TurnTokenizer`, or of the `ChatEnv`. Other transforms, such as judges and
     rewards, may have one of another model.
     """
-    from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer  # it imports this module
+    from torchrl_agentic.trajectory.encoding_stage import EncodingStage  # it loads what renders templates
 
-    writers = within(getattr(env, "transform", None), TurnTokenizer)
-    for owner in (*writers, getattr(env, "base_env", None)):
-        tokenizer = getattr(owner, "tokenizer", None)
-        if hasattr(tokenizer, "added_tokens_decoder"):
-            return tokenizer, owner.template.template_kwargs if isinstance(owner, TurnTokenizer) else {}
-    return None, {}
+    for stage in stages_of(getattr(env, "transform", None)):
+        if isinstance(stage, EncodingStage):
+            return stage.encoder.tokenizer, stage.encoder.template.template_kwargs
+    tokenizer = getattr(getattr(env, "base_env", None), "tokenizer", None)
+    return (tokenizer if hasattr(tokenizer, "added_tokens_decoder") else None), {}
 
 
 class KnowsResetRows:
