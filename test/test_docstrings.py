@@ -15,13 +15,19 @@ FILES = sorted(
 )
 SECTION = re.compile(r"^[ ]*Args:\n((?:[ ]*\n|[ ]+.*\n?)+)", re.MULTILINE)
 NAME = re.compile(r"^[ ]+\**(\w+)(?: \([^)]*\))?:", re.MULTILINE)
+SHARED = "AsJson|Dump|Parser|_Port|_Host|_TokenFile|_AllowedHosts|_Insecure|_MaxConnections"
+HELPED = re.compile(rf"Annotated\[.*typer\.|({SHARED})$", re.DOTALL)
+"""An option of a command, whose help text describes it; the names are those that commands share."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parameters(function: Function) -> list[str]:
-    """Return the names of the parameters, without `self` and `cls`."""
+    """Return the names of the parameters, without `self` and `cls`, and options that have a help text."""
     args = function.args
-    names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    every = (*args.posonlyargs, *args.args, *args.kwonlyargs)
+    names = [
+        arg.arg for arg in every if arg.annotation is None or not HELPED.match(ast.unparse(arg.annotation))
+    ]
     names += [arg.arg for arg in (args.vararg, args.kwarg) if arg is not None]
     return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]
 

@@ -22,6 +22,9 @@ OWN = {"test_package.py": "__init__"}
 NOT_PUBLIC_YET = {
     ("sandbox/test_e2b.py", "_unread"),  # how much output of a remote process waits on this side
     ("sandbox/test_modal.py", "_unread"),
+    ("repl/test_jupyter_repl.py", "_process"),  # the process of an interpreter, which tests kill
+    ("repl/test_subprocess_repl.py", "_process"),
+    ("repl/test_jupyter_repl.py", "_link"),
 }
 """Private attributes of other modules that tests read because nothing public shows the same."""
 

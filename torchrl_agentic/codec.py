@@ -1,17 +1,14 @@
 """JSON of frozen dataclasses: the one form in which records, cassettes and saved states hold their values.
 
-pydantic converts by the annotations of the fields; a field that has its default is left out. The classes here
-annotate fields with a form of their own. pydantic is imported by the first conversion.
+pydantic converts by the annotations of the fields; a field that has its default is left out. `json_fields`
+annotates fields with a form of their own. pydantic is imported by the first conversion.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-from pydantic_core import core_schema
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -21,56 +18,6 @@ T = TypeVar("T")
 _NAMES = {"reasoning": "reasoning_content"}
 """Names in JSON that other programs know, by the names of the fields."""
 _MOST_ERRORS = 3
-
-
-class AsBase64:
-    """Annotation of bytes that are base64 in JSON."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            lambda value: value if isinstance(value, bytes) else base64.b64decode(value, validate=True),
-            json_schema_input_schema=core_schema.str_schema(),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda data: base64.b64encode(data).decode()
-            ),
-        )
-
-
-class AsText:
-    """Annotation of an enum that is a plain text in JSON, which `pydantic_core.to_json` writes faster."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
-        schema = handler(source)
-        schema["serialization"] = core_schema.to_string_ser_schema(when_used="always")
-        return schema
-
-
-class AsTuple:
-    """Annotation of a sequence that is a list in JSON, and is read as a tuple."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
-        written = core_schema.wrap_serializer_function_ser_schema(lambda items, inner: list(inner(items)))
-        return core_schema.no_info_after_validator_function(tuple, handler(source), serialization=written)
-
-
-class AsFinite:
-    """Annotation of a number that is finite."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
-        return core_schema.float_schema(allow_inf_nan=False)
-
-
-class AsMicroseconds:
-    """Annotation of a finite time in seconds, which JSON has to the microsecond."""
-
-    @staticmethod
-    def __get_pydantic_core_schema__(source: Any, handler: Any) -> core_schema.CoreSchema:
-        rounded = core_schema.plain_serializer_function_ser_schema(lambda seconds: round(seconds, 6))
-        return core_schema.float_schema(allow_inf_nan=False, serialization=rounded)
 
 
 @functools.cache
@@ -103,7 +50,13 @@ def to_json(value: object, *, exclude: Any = None) -> dict[str, Any]:
 
 
 def list_to_json(kind: type, values: Sequence[Any], *, exclude: Any = None) -> list[dict[str, Any]]:
-    """Convert dataclasses of one kind to JSON, as `to_json` does."""
+    """Convert dataclasses of one kind to JSON, as `to_json` does.
+
+    Args:
+        kind: The dataclass.
+        values: The values.
+        exclude: Fields of each to leave out, as pydantic takes them.
+    """
     everywhere = None if exclude is None else {"__all__": exclude}
     return adapter(kind).dump_python(list(values), exclude_defaults=True, exclude=everywhere, warnings=False)
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import pydantic_core
 from pydantic_core import core_schema
 
-from torchrl_agentic.codec import AsBase64, AsText, AsTuple
 from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError, check_reward
+from torchrl_agentic.json_fields import AsBase64, AsText, AsTuple
 from torchrl_agentic.text import MAX_DEPTH, MAX_INT_BITS
 
 JSON: TypeAlias = Any

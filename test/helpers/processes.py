@@ -60,10 +60,11 @@ def with_variable(name: str, value: str) -> list[int]:
 def kill_with_variable(name: str, value: str) -> list[int]:
     """Kill all processes of `with_variable` until there are none, and return them.
 
-    A process group would not do: the workers of torchrun and of Ray lead groups of their own.
+    A process group would not do: the workers of torchrun and of Ray lead groups of their own. A process that
+    is ending has no environment any more, and runs a moment longer.
     """
     killed: list[int] = []
-    while found := with_variable(name, value):
+    while (found := with_variable(name, value)) or any(map(runs, killed)):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

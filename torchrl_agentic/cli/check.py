@@ -21,7 +21,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from torchrl_agentic.cli.options import AsJson
+from torchrl_agentic.cli.common_options import AsJson
 from torchrl_agentic.cli.show import complain, mistakes_end_it, printable_lines, progress_bar
 from torchrl_agentic.messages import JSON, Fields, ParsedCall, Status, ToolResult, fields_of
 from torchrl_agentic.text import printable, read_json

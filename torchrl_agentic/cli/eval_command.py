@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 from rich.text import Text
 
-from torchrl_agentic.cli.options import AsJson, Parser
+from torchrl_agentic.cli.common_options import AsJson, Parser
 from torchrl_agentic.cli.show import mistakes_end_it, progress_bar
 from torchrl_agentic.text import printable
 

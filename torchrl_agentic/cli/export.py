@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from torchrl_agentic.cli.options import Dump
+from torchrl_agentic.cli.common_options import Dump
 from torchrl_agentic.cli.show import mistakes_end_it
 
 

@@ -15,9 +15,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from torchrl_agentic.cli.check import check_load, check_sandbox, check_tools, show_tiers
+from torchrl_agentic.cli.common_options import AsJson, Dump, Parser
 from torchrl_agentic.cli.eval_command import check_engine, eval_model
 from torchrl_agentic.cli.export import export
-from torchrl_agentic.cli.options import AsJson, Dump, Parser
 from torchrl_agentic.cli.servers import serve_sandbox, serve_search
 from torchrl_agentic.cli.show import (
     answer_summary,

@@ -1,4 +1,4 @@
-"""What the commands print: errors, panels, summaries and progress bars."""
+"""Print errors, panels, summaries and progress bars."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ class RolloutLoop:
             self._admission.update(version)
 
     def _wake(self) -> None:
-        """Let what waits for a batch, or to begin a group or a trajectory, look again."""
+        """Wake all that wait: for a batch, or to begin a group or a trajectory."""
         self._batch_changed.set()
         self._start_changed.set()
 

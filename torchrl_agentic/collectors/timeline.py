@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from torchrl_agentic.codec import AsMicroseconds, AsTuple, line_from_json, to_json
+from torchrl_agentic.codec import line_from_json, to_json
+from torchrl_agentic.json_fields import AsMicroseconds, AsTuple
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records import Recorder
 from torchrl_agentic.records.dump import MAX_LINE_BYTES, TIMELINE

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from inspect import getattr_static, isfunction
 from itertools import islice
-from typing import Any, ClassVar, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 from torchrl_agentic.errors import Interface
 from torchrl_agentic.messages import (
@@ -33,10 +33,12 @@ from torchrl_agentic.parsers.control_tokens import (
     control_tokens_of,
     escaper,
 )
-from torchrl_agentic.parsers.streaming import Event, Stream, TextDelta, events_of
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
 from torchrl_agentic.tools.tool_adapter import ensure_tool
+
+if TYPE_CHECKING:
+    from torchrl_agentic.parsers.streaming import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +208,8 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
             tools: Tools that may be called.
             turn: Number of the turn, for ids of calls that have none.
         """
+        from torchrl_agentic.parsers.streaming import WholeStream  # only what streams needs it
+
         return WholeStream(self, tools, turn)
 
     @abstractmethod
@@ -291,32 +295,6 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
 
     def __hash__(self) -> int:
         return hash(type(self))
-
-
-class WholeStream(Stream):
-    """A stream that reads the whole message at its end, for formats that cannot be read in part.
-
-    Args:
-        parser: Parser of the message.
-        tools: Tools that may be called.
-        turn: Number of the turn, for ids of calls that have none.
-    """
-
-    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
-        self._parser, self._tools, self._turn = parser, tools, turn
-        self._chunks: list[str] = []
-
-    def feed(self, chunk: str) -> list[Event]:
-        """Store the chunk and return no events."""
-        self._chunks.append(chunk)
-        return []
-
-    def close(self) -> ParseResult:
-        """Parse the stored text; all events are in `last_events`."""
-        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
-        text: list[Event] = [TextDelta(result.text)] if result.text else []
-        self.last_events = [*text, *events_of(result.calls)]
-        return result
 
 
 def _escaping_one(render_result: Any) -> Callable[..., Any]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torchrl_agentic.messages import ParsedCall, ParseResult
+
+if TYPE_CHECKING:
+    from torchrl_agentic.parsers.base import ToolCallParser, Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,29 @@ class Stream(ABC):
         """
 
     last_events: Sequence[Event] = ()
+
+
+class WholeStream(Stream):
+    """A stream that reads the whole message at its end, for formats that cannot be read in part.
+
+    Args:
+        parser: Parser of the message.
+        tools: Tools that may be called.
+        turn: Number of the turn, for ids of calls that have none.
+    """
+
+    def __init__(self, parser: ToolCallParser, tools: Tools | None, turn: int) -> None:
+        self._parser, self._tools, self._turn = parser, tools, turn
+        self._chunks: list[str] = []
+
+    def feed(self, chunk: str) -> list[Event]:
+        """Store the chunk and return no events."""
+        self._chunks.append(chunk)
+        return []
+
+    def close(self) -> ParseResult:
+        """Parse the stored text; all events are in `last_events`."""
+        result = self._parser.parse("".join(self._chunks), tools=self._tools, turn=self._turn)
+        text: list[Event] = [TextDelta(result.text)] if result.text else []
+        self.last_events = [*text, *events_of(result.calls)]
+        return result

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from torchrl_agentic.codec import AsFinite, AsTuple, line_from_json, to_json
+from torchrl_agentic.codec import line_from_json, to_json
+from torchrl_agentic.json_fields import AsFinite, AsTuple
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.records.record import BadLine, Summary
 

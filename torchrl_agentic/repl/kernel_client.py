@@ -463,7 +463,12 @@ def error_of(reply: Fields | None) -> tuple[bytes, bytes, bytes]:
 
 
 def plain(value: object, limit: int = MAX_TEXT) -> str:
-    """Return the beginning of a text of the kernel, without colours."""
+    """Return the beginning of a text of the kernel, without colours.
+
+    Args:
+        value: The text.
+        limit: Largest number of characters.
+    """
     return COLOURS.sub("", str(value)[:limit])
 
 
@@ -481,7 +486,13 @@ def decoded(data: object) -> bytes:
 
 
 def answer(request: int, header: Fields, *fields: bytes) -> None:
-    """Answer a request of the host."""
+    """Answer a request of the host.
+
+    Args:
+        request: Number of the request.
+        header: The header of the answer.
+        fields: Its binary fields.
+    """
     view = memoryview(pack(json.dumps({**header, "id": request}).encode("ascii"), *fields))
     while view:
         view = view[os.write(1, view) :]

@@ -370,7 +370,12 @@ class ProcessStream:
         self._process = process
 
     def try_send(self, data: bytes, fds: Sequence[int]) -> int:
-        """Send nothing without waiting; a process stream cannot carry open files."""
+        """Send nothing without waiting; a process stream cannot carry open files.
+
+        Args:
+            data: Bytes, of which `send` sends all.
+            fds: Descriptors of open files; must be empty.
+        """
         assert not fds
         return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from torchrl_agentic.codec import AsMicroseconds
+from torchrl_agentic.json_fields import AsMicroseconds
 
 Cause: TypeAlias = Literal["admission", "engine", "tools", "tool", "user", "reward", "update", "trainer"]
 """What a span was spent on.
