@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -57,8 +58,8 @@ class Forked:
         stdout: What it prints, line by line.
     """
 
-    def __init__(self, process: Any, reader: Connection, errors: Any) -> None:
-        self._process, self._errors = process, errors
+    def __init__(self, process: Any, reader: Connection, errors: Any, group: str) -> None:
+        self._process, self._errors, self._group = process, errors, group
         self.pid: int = process.pid
         self.stdout = os.fdopen(os.dup(reader.fileno()))
 
@@ -71,15 +72,26 @@ class Forked:
         """Send it a signal."""
         os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """Kill it and all that it has started."""
+        self._process.kill()
+        kill_with_variable(GROUP, self._group)
+
     def communicate(self, timeout: float) -> tuple[str, str]:
         """Wait for its end, and return what is left of its output, and all of its error output.
 
         Raises:
             subprocess.TimeoutExpired: If it hangs.
         """
-        out = self.stdout.read()
-        self._process.join(timeout)
-        if self._process.exitcode is None:
+        has_hung = threading.Event()
+        killer = threading.Timer(timeout, lambda: (has_hung.set(), self.kill()))
+        killer.start()
+        try:
+            out = self.stdout.read()
+            self._process.join()
+        finally:
+            killer.cancel()
+        if has_hung.is_set():
             raise subprocess.TimeoutExpired(self._process.name, timeout)
         self._errors.seek(0)
         return out, self._errors.read()
@@ -105,14 +117,13 @@ def forked(
             given = (os.fspath(file), words, os.fspath(cwd), environ, writer, errors.name)
             process = PROCESSES.Process(target=_run, args=given, name=os.fspath(file))
             process.start()
-        program = Forked(process, reader, errors)
+        program = Forked(process, reader, errors, group)
         try:
             yield program
         finally:
-            process.kill()
+            program.kill()
             process.join()
             program.stdout.close()
-            kill_with_variable(GROUP, group)
 
 
 def run_forked(
