@@ -15,10 +15,22 @@ FILES = sorted(
 )
 SECTION = re.compile(r"^[ ]*Args:\n((?:[ ]*\n|[ ]+.*\n?)+)", re.MULTILINE)
 NAME = re.compile(r"^[ ]+\**(\w+)(?: \([^)]*\))?:", re.MULTILINE)
-SHARED = "AsJson|Dump|Parser|_Port|_Host|_TokenFile|_AllowedHosts|_Insecure|_MaxConnections"
-HELPED = re.compile(rf"Annotated\[.*typer\.|({SHARED})$", re.DOTALL)
-"""An option of a command, whose help text describes it; the names are those that commands share."""
+OPTION = re.compile(r"Annotated\[.*typer\.", re.DOTALL)
+SHARED = {
+    target.id
+    for path in PACKAGE.glob("cli/*.py")
+    for node in ast.parse(path.read_text()).body
+    if isinstance(node, ast.Assign) and OPTION.match(ast.unparse(node.value))
+    for target in node.targets
+    if isinstance(target, ast.Name)
+}
+"""Names of options that several commands have."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def has_help(annotation: str) -> bool:
+    """Return whether a parameter is an option of a command, which its help text describes."""
+    return annotation in SHARED or OPTION.match(annotation) is not None
 
 
 def parameters(function: Function) -> list[str]:
@@ -26,7 +38,9 @@ def parameters(function: Function) -> list[str]:
     args = function.args
     every = (*args.posonlyargs, *args.args, *args.kwonlyargs)
     names = [
-        arg.arg for arg in every if arg.annotation is None or not HELPED.match(ast.unparse(arg.annotation))
+        arg.arg
+        for arg in every
+        if not has_help("" if arg.annotation is None else ast.unparse(arg.annotation))
     ]
     names += [arg.arg for arg in (args.vararg, args.kwarg) if arg is not None]
     return [name for name in names if name not in ("self", "cls") and not name.startswith("_")]

@@ -18,6 +18,7 @@ from torchrl_agentic.collectors.stats import CollectorStats, Event
 from torchrl_agentic.engines.base import ChatEngine, Engine, EngineUnusable, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_gate import RequestGate
 from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.limits.backoff import backoff_pause_s
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.writer import TokenWriter
 
@@ -269,7 +270,7 @@ class Requests:
             if attempt == self._retries:
                 raise failure
             self._log.add(logging.WARNING, f"the engine failed ({key}): {failure}; asking again", failure)
-            await asyncio.sleep(self._backoff_s * 2**attempt)
+            await asyncio.sleep(backoff_pause_s(attempt + 1, self._backoff_s))
         raise AssertionError("unreachable")
 
     def _check_outage(self, failure: InfrastructureError) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from torchrl_agentic.limits.backoff import backoff_pause_s
+
 Phase: TypeAlias = Literal["in", "out", "trial", "unusable"]
 
 MAX_KEYS = 65_536
@@ -384,8 +386,8 @@ class PoolState:
 
     def _take_out(self, one: MemberState, now: float, reason: str) -> None:
         one.phase, one.reason, one.epoch = "out", reason, one.epoch + 1
-        one.retry_at = now + min(self._longest_retry_s, self._retry_s * 2.0 ** min(one.failures, 60))
         one.failures += 1
+        one.retry_at = now + backoff_pause_s(one.failures, self._retry_s, self._longest_retry_s)
 
     def _note(self, key: str, version: int) -> None:
         """Note the version of sampled tokens; later ones of the trajectory are not older."""

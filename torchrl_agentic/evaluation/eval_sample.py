@@ -317,7 +317,7 @@ def digest_of(content: JSON, describe: Callable[[Any], JSON] = repr) -> str:
 
     Args:
         content: The JSON.
-        describe: Returns JSON for a value that is none.
+        describe: Converts a value that `json` cannot write to JSON.
     """
     text = json.dumps(content, sort_keys=True, default=describe, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 
-def backoff_pause_s(failures: int, first_s: float, longest_s: float, *, chance: float = 0.0) -> float:
+
+def backoff_pause_s(failures: int, first_s: float, longest_s: float = math.inf) -> float:
     """Return the pause after some failed tries in a row, in seconds.
 
     Args:
         failures: Number of failed tries, 1 or more.
         first_s: Pause after the first failure, in seconds.
-        longest_s: Longest pause without the random part, in seconds.
-        chance: Random number in [0, 1): the share of `first_s` that is added, to keep callers apart.
+        longest_s: Longest pause, in seconds.
     """
-    return min(longest_s, first_s * 2.0 ** min(failures - 1, 64)) + first_s * chance
+    return min(longest_s, first_s * 2.0 ** min(failures - 1, 64))

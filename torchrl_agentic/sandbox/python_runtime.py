@@ -50,7 +50,7 @@ def find_python() -> tuple[str, str | None] | None:
 
 
 def python_roots() -> list[str]:
-    """Return the folder to show for the interpreter; nothing if it is below /usr, or if there is none."""
+    """Return the folder of the interpreter, or no folder if it is below /usr or Python is not found."""
     found = find_python()
     return [] if found is None or found[1] is None else [found[1]]
 

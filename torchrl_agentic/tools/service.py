@@ -155,7 +155,7 @@ class Patience:
         tries: Most tries.
         first_s: Pause after the first try, in seconds; each further pause is twice as long, and a random part
             is added. The pause that a service asks for takes precedence.
-        longest_s: Longest pause without the random part, in seconds.
+        longest_s: Longest pause, in seconds.
 
     Raises:
         ValueError: If a number is not above 0.
@@ -469,7 +469,8 @@ def pause_s(tries: int, error: ServiceError | CircuitOpen, patience: Patience) -
         return None
     if error.retry_after is not None:
         return _longer(min(error.retry_after, MAX_PAUSE_S))
-    return backoff_pause_s(tries, patience.first_s, patience.longest_s, chance=random.random())
+    pause = backoff_pause_s(tries, patience.first_s) + patience.first_s * random.random()
+    return min(patience.longest_s, pause)
 
 
 def _longer(seconds: float) -> float:

@@ -184,29 +184,35 @@ async def test_no_try_begins_after_the_deadline():
     assert len(tool.seen) == 1
 
 
-async def test_a_pause_is_as_long_as_the_clock_says():
+PAUSES = [pytest.param(INFRA, 8, id="of its own"), pytest.param(CircuitOpen(99.0), 99, id="of the service")]
+
+
+@pytest.mark.parametrize(("failure", "pause_s"), PAUSES)
+async def test_a_pause_is_as_long_as_the_clock_or_the_service_says(failure, pause_s):
     clock = VirtualClock()
-    tool = Retrying(Scripted(INFRA, "fine"), first_s=8, call_later=clock.call_later)
+    tool = Retrying(Scripted(failure, "fine"), first_s=8, call_later=clock.call_later)
     running = asyncio.create_task(by_hand(tool))
     while not clock.due:
         await asyncio.sleep(0)
-    clock.advance(7.9)
+    clock.advance(pause_s - 0.1)
     await asyncio.sleep(0)
     assert len(tool.seen) == 1
     clock.advance(8.2)
     assert (await running).text == "fine"
 
 
-async def test_a_pause_is_as_long_as_the_service_asks_for():
+@pytest.mark.parametrize(("failure", "pause_s"), PAUSES)
+async def test_callers_do_not_return_at_the_same_time(failure, pause_s, monkeypatch):
+    monkeypatch.setattr("random.random", lambda: 0.5)
     clock = VirtualClock()
-    tool = Retrying(Scripted(CircuitOpen(99.0), "fine"), first_s=8, call_later=clock.call_later)
+    tool = Retrying(Scripted(failure, "fine"), first_s=8, call_later=clock.call_later)
     running = asyncio.create_task(by_hand(tool))
     while not clock.due:
         await asyncio.sleep(0)
-    clock.advance(98.9)
+    clock.advance(pause_s + 3.9)
     await asyncio.sleep(0)
     assert len(tool.seen) == 1
-    clock.advance(8.2)
+    clock.advance(0.2)
     assert (await running).text == "fine"
 
 

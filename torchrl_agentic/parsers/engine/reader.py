@@ -422,7 +422,7 @@ class Reader(Source):
 
     @property
     def covered(self) -> int:
-        """Return the end of the last call; 0 if there is none."""
+        """Return the index after the last call, or 0 before the first call."""
         span = self.calls[-1].span if self.calls else None
         return 0 if span is None else span[1]
 

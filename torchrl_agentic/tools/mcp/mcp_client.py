@@ -342,7 +342,7 @@ class Connection:
     Calls may come from any task of the event loop.
 
     Args:
-        client: Has the server and its bounds, and is told when the server announces a change of its tools.
+        client: Client of the server; its `tools_changed` is called when the server announces a change.
 
     Attributes:
         report: Facts about a server that we started, for messages.

@@ -1,7 +1,7 @@
 """`Wrapped`, the base class of wrappers: a tool around a tool, with a session around its session."""
 
 # Properties of a wrapper override attributes of `Tool`, because they follow the tool inside.
-# pyright: reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.messages import JSON, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext, effects_of, has_sessions
 from torchrl_agentic.tools.row_data import RowData
+from torchrl_agentic.tools.schema_simplify import Schema
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 CallLater: TypeAlias = Callable[[float, Callable[[], None]], Any]
 """`call_later(seconds, callback)`, as in an event loop and `VirtualClock`."""
-
-
-def _inside(member: str) -> Any:
-    """Return a property that is the member of the tool inside of a wrapper."""
-    return property(lambda self: getattr(self.tool, member), doc=f"The `{member}` of the tool inside.")
 
 
 class Wrapped(Tool):
@@ -113,18 +109,55 @@ class Wrapped(Tool):
 
     # All members from here on delegate to the tool inside.
 
-    name = _inside("name")
-    description = _inside("description")
-    input_schema = _inside("input_schema")
-    output_schema = _inside("output_schema")
-    wants_state = _inside("wants_state")
-    needs_row = _inside("needs_row")
-    open_at_reset = _inside("open_at_reset")
-    is_strict = _inside("is_strict")
-    effects = _inside("effects")
-    origin = _inside("origin")
-    unwrapped = _inside("unwrapped")
-    has_final_reward = _inside("has_final_reward")
+    @property
+    def name(self) -> str:
+        """Name of the tool inside."""
+        return self.tool.name
+
+    @property
+    def description(self) -> str:
+        """Description of the tool inside."""
+        return self.tool.description
+
+    @property
+    def input_schema(self) -> Schema:
+        """Input schema of the tool inside."""
+        return self.tool.input_schema
+
+    @property
+    def output_schema(self) -> Schema | None:
+        """Output schema of the tool inside."""
+        return self.tool.output_schema
+
+    @property
+    def wants_state(self) -> bool:
+        """True if the tool inside reads `ToolContext.state`."""
+        return self.tool.wants_state
+
+    @property
+    def needs_row(self) -> bool:
+        """True if the tool inside reads `ToolContext.row`."""
+        return self.tool.needs_row
+
+    @property
+    def open_at_reset(self) -> bool:
+        """True if the session of the tool inside opens when a trajectory begins."""
+        return self.tool.open_at_reset
+
+    @property
+    def is_strict(self) -> bool | None:
+        """The key `strict` in the spec of the tool inside."""
+        return self.tool.is_strict
+
+    @property
+    def origin(self) -> str:
+        """Where the tool inside comes from."""
+        return self.tool.origin
+
+    @property
+    def effects(self) -> Effects | None:
+        """Effects that the tool inside declares."""
+        return self.tool.effects
 
     @property
     def default_effects(self) -> Effects:
@@ -142,6 +175,16 @@ class Wrapped(Tool):
     async def initial_message(self) -> Any:
         """Return the initial message of the live tool inside."""
         return await self.tool.initial_message()
+
+    @property
+    def unwrapped(self) -> Tool:
+        """The tool inside all wrappers."""
+        return self.tool.unwrapped
+
+    @property
+    def has_final_reward(self) -> bool:
+        """True if the tool inside has a final reward."""
+        return self.tool.has_final_reward
 
     async def final_reward(self) -> float | None:
         """Return the final reward of the live tool inside."""

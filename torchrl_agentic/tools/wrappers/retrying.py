@@ -110,10 +110,9 @@ class Retrying(Wrapped):
         args, tries = self._keyed(args, ctx)
         retries, outcome = 0, await self._try(args, ctx)
         while is_transient(outcome) and retries + 1 < tries:
-            seconds = max(
-                backoff_pause_s(retries + 1, self.first_s, self.longest_s, chance=random.random()),
-                getattr(outcome, "retry_after", None) or 0.0,
-            )
+            pause_s = backoff_pause_s(retries + 1, self.first_s, self.longest_s)
+            asked_s = getattr(outcome, "retry_after", None) or 0.0
+            seconds = max(pause_s, asked_s) + self.first_s * random.random()  # callers do not return at once
             if ctx.clock is not None:
                 ctx = replace(ctx, deadline=ctx.clock.deadline)  # a try that queued has moved it
             if ctx.deadline is not None and asyncio.get_running_loop().time() + seconds >= ctx.deadline:
