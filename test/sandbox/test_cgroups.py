@@ -1,5 +1,6 @@
 """Control groups limit all processes of a sandbox together, where they can be created."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from torchrl_agentic.sandbox import (
     forkserver_sandbox,
 )
 from torchrl_agentic.sandbox.bubblewrap import why_not
+from torchrl_agentic.sandbox.inside.interpreter import WATCH_S
 
 works = pytest.mark.skipif(
     cgroups.why_not() is not None or why_not() is not None, reason=f"{cgroups.why_not() or why_not()}"
@@ -143,12 +145,26 @@ async def test_command_over_the_limit_does_not_end_the_interpreter():
         assert "stopped" not in (await sandbox.run(["sh", "-c", "exit 3"])).stderr
 
 
+OVER = "x = bytearray(b'x') * (300 << 20)"
+
+
 @grouped
-async def test_cell_over_the_limit_does_not_end_a_small_command():
+@pytest.mark.parametrize("place", ["cell", "child", "command"])
+async def test_what_is_over_the_limit_ends_nothing_else(place):
+    """The kernel counts the processes that it kills, and does not say whose they were."""
     sandbox = ForkServerSandbox(ResourceLimits(memory_total_bytes=128 << 20, memory_bytes=1 << 30))
     async with ForkServerRepl(sandbox) as repl:
         process = await sandbox.spawn(["cat"])
-        assert (await repl.execute("x = bytearray(b'x') * (300 << 20)", timeout=limit(30))).status == "limit"
+        if place == "cell":
+            assert (await repl.execute(OVER, timeout=limit(30))).status == "limit"
+        elif place == "child":
+            code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {OVER!r}]).returncode"
+            assert (await repl.execute(code, timeout=limit(30))).value == "-9"
+        else:
+            cell = asyncio.create_task(repl.execute("import time; time.sleep(2)"))
+            assert "128 MiB" in (await sandbox.run([*sandbox.python_argv, "-c", OVER])).stderr
+            assert (await cell).status == "ok"
+        await asyncio.sleep(3 * WATCH_S)  # long enough for the supervisor to look twice
         await process.send(b"here\n")
         assert await process.receive() == b"here\n"
         await process.kill()

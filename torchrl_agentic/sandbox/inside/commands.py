@@ -32,7 +32,7 @@ class RunningCommand:
     def __init__(self, pid: int, status: int, answer: Respond) -> None:
         self.pid, self.status, self.answer = pid, status, answer
         self.pipes: list[Pipe] = []
-        self.kills_before = 0
+        self.is_suspect = False
         self.began = time.monotonic()
         self.stopped = ""
         self.timers: dict[str, Timer] = {}
@@ -42,7 +42,8 @@ class Commands:
     """All running commands.
 
     Attributes:
-        has_neighbours: Returns whether a cell runs in the same control group.
+        has_cell: Returns whether a cell runs in the same control group.
+        has_worker: Returns whether a worker lives there, which may have processes in the background.
 
     Args:
         reactor: Main loop of this process.
@@ -55,7 +56,8 @@ class Commands:
         self, reactor: Reactor, settings: Header, program: bytes, group: MemoryCgroup | None = None
     ) -> None:
         self.running: dict[int, RunningCommand] = {}
-        self.has_neighbours: Callable[[], bool] = bool
+        self.has_cell: Callable[[], bool] = bool
+        self.has_worker: Callable[[], bool] = bool
         self._group = group
         self._reactor, self._settings, self._program = reactor, settings, program
 
@@ -81,7 +83,8 @@ class Commands:
             os.close(fd)
         command = self.running[header["id"]] = RunningCommand(pid, status, answer)
         command.pipes = pipes
-        command.kills_before = 0 if self._group is None else self._group.kills()
+        if self._group is not None and len(self.running) == 1 and not self.has_cell():
+            self._group.explain()
         self._reactor.on_exit(pid, lambda _: self._ended(header["id"], command))
         if header["wall_s"] is not None:
             command.timers["wall"] = self._reactor.after(
@@ -114,8 +117,10 @@ class Commands:
         written = os.read(command.status, 1 + _CODE.size)
         os.close(command.status)
         code: int | None = _CODE.unpack(written[1:])[0] if len(written) == 1 + _CODE.size else None
-        if code in _KILLED and self._has_killed(command):
-            command.stopped = command.stopped or "memory"
+        if self._group is not None:
+            if code in _KILLED and self._group.has_killed:
+                command.stopped = command.stopped or "memory"
+            self._group.explain()
         header: Header = {
             "code": code,
             "started": written[:1] == _STARTED,
@@ -131,17 +136,18 @@ class Commands:
 
     def _weigh(self, command: RunningCommand) -> None:
         cap = self._settings["memory_total_bytes"]
-        alone = (
-            len(self.running) == 1 and not self.has_neighbours()
-        )  # otherwise the process may belong to another command
-        if (alone and self._has_killed(command)) if self._group else processes.memory(cap) > cap:
+        if self._group is None:
+            is_over = processes.memory(cap) > cap
+        else:
+            # The group counts what was killed, but not whose process it was. At the second look, whatever
+            # ended with its process has been seen to end.
+            is_alone = len(self.running) == 1 and not self.has_worker()
+            was_suspect, command.is_suspect = command.is_suspect, is_alone and self._group.has_killed
+            is_over = was_suspect and command.is_suspect
+        if is_over:
             self._kill(command, "memory")
         else:
             self._watch_memory(command)
-
-    def _has_killed(self, command: RunningCommand) -> bool:
-        """Return whether the kernel killed a process because of the memory limit while the command ran."""
-        return self._group is not None and self._group.kills() > command.kills_before
 
 
 def _be_process_1(

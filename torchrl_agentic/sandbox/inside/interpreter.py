@@ -84,6 +84,7 @@ class MemoryCgroup:
 
     def __init__(self, entrance: int, events: int) -> None:
         self.entrance, self.events = entrance, events
+        self._explained = 0
 
     def enter(self, pid: int = 0) -> None:
         """Move a process into the group.
@@ -93,8 +94,19 @@ class MemoryCgroup:
         """
         os.write(self.entrance, b"%d" % pid)
 
-    def kills(self) -> int:
-        """Return how many processes have been killed."""
+    @property
+    def has_killed(self) -> bool:
+        """True if the kernel has killed a process since `explain`."""
+        return self._kills() > self._explained
+
+    def explain(self) -> None:
+        """Forget the processes that have been killed: the cell or command that they belong to has ended.
+
+        The kernel counts them without their names. What still runs is not to blame for them.
+        """
+        self._explained = self._kills()
+
+    def _kills(self) -> int:
         return processes.killed_for_memory(os.pread(self.events, 4096, 0))
 
 
@@ -118,7 +130,6 @@ class Interpreter:
         self, reactor: Reactor, settings: Header, program: bytes, group: MemoryCgroup | None = None
     ) -> None:
         self.group = group
-        self._kills_before = 0 if group is None else group.kills()
         self.has_neighbours: Callable[[], bool] = bool
         self.live: WorkerHandle | None = None
         self.cell: Cell | None = None
@@ -146,8 +157,8 @@ class Interpreter:
             answer: Sends the answer.
         """
         self._idle.cancel()
-        if self.group is not None:
-            self._kills_before = self.group.kills()
+        if not self.has_neighbours():
+            self._explain_kills()
         live = self.start()
         self.count += 1
         background = live.out.take()[0] + live.err.take()[0]
@@ -307,11 +318,12 @@ class Interpreter:
         self.live = None
         self._end_processes()  # its background processes
         cell = self.cell
-        if cell is not None and not cell.stopped and self._has_killed():
-            cell.stopped = "memory"
         if cell is None:
             self._lost = self.count > 0
+            self._explain_kills()
         else:
+            if not cell.stopped and self.group is not None and self.group.has_killed:
+                cell.stopped = "memory"
             self._finish(live, cell, {"how": why}, [])
         self._hang_up(live)
 
@@ -333,6 +345,7 @@ class Interpreter:
 
     def _finish(self, live: WorkerHandle, cell: Cell, header: Header, fields: list[bytes]) -> None:
         self.cell = None
+        self._explain_kills()
         for timer in cell.timers.values():
             timer.cancel()
         (out, omitted), (err, more) = live.out.take(), live.err.take()
@@ -360,9 +373,9 @@ class Interpreter:
             left = self._latest - time.monotonic()
             self._scales = self._reactor.after(min(seconds, max(0.0, left)), self._weigh)
 
-    def _has_killed(self) -> bool:
-        """Return whether the kernel killed a process for lack of memory since the last cell started."""
-        return self.group is not None and self.group.kills() > self._kills_before
+    def _explain_kills(self) -> None:
+        if self.group is not None:
+            self.group.explain()
 
     def _takes_too_much(self) -> bool:
         cap = self._settings.get("memory_total_bytes")
@@ -371,7 +384,8 @@ class Interpreter:
         # Memory that a clone has inherited is charged to the group of the original.
         looks = self.group is None or self.generation > 0
         # A process that was killed between cells, or while commands run, may not belong to the cell.
-        killed = self.cell is not None and not self.has_neighbours() and self._has_killed()
+        is_alone = self.cell is not None and not self.has_neighbours()
+        killed = is_alone and self.group is not None and self.group.has_killed
         return killed or (looks and processes.memory(cap) > cap)
 
     def _weigh(self) -> None:

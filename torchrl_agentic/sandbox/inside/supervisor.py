@@ -124,7 +124,8 @@ class Supervisor:
         self._commands = Commands(reactor, settings, program, interpreter.group)
         self._interpreter = interpreter
         self._interpreter.has_neighbours = self._has_neighbours
-        self._commands.has_neighbours = lambda: self._interpreter.cell is not None
+        self._commands.has_cell = lambda: self._interpreter.cell is not None
+        self._commands.has_worker = lambda: self._interpreter.live is not None
         self._cloning = Cloning(reactor, settings, self._interpreter, self._serve_clone)
         self._requests: dict[str, Callable[[Header, list[bytes], list[int], Respond], None]] = {
             "start": self._start,
