@@ -16,20 +16,17 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.event_loop import WorkerThreads, run, start
 from torchrl_agentic.dispatch.row_numbers import RowNumbers
 from torchrl_agentic.dispatch.session import Session, ToolSelection
-from torchrl_agentic.dispatch.turn import CANCEL_GRACE_S, BoundTool, Outages, TurnOptions, TurnRun, resolve
+from torchrl_agentic.dispatch.turn import BoundTool, TurnRunner
 from torchrl_agentic.errors import check_count, check_seconds
-from torchrl_agentic.messages import ParsedCall, ToolResult
 from torchrl_agentic.tools.base import Effects, Tool, Toolset, effects_of, has_sessions, world_name
 from torchrl_agentic.tools.row_data import trajectory_name
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
-    from torchrl_agentic.tools.schema_simplify import Schema
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,7 +34,7 @@ _environments = itertools.count()
 """Numbers for the names of trajectories: one for each `SessionRows` of this process."""
 
 
-class Dispatcher:
+class Dispatcher(TurnRunner):
     """Runs the calls of any number of trajectories, concurrently where their effects allow it.
 
     Args:
@@ -77,24 +74,18 @@ class Dispatcher:
         check_seconds("per_call_timeout", per_call_timeout)
         check_seconds("per_turn_timeout", per_turn_timeout)
         check_count("max_calls_per_turn", max_calls_per_turn)
-        self.per_call_timeout = per_call_timeout
-        self.per_turn_timeout = per_turn_timeout
-        self.validate_inputs = validate_inputs
-        self.max_calls_per_turn = max_calls_per_turn
+        super().__init__(
+            WorkerThreads(max_threads),
+            per_call_timeout=per_call_timeout,
+            per_turn_timeout=per_turn_timeout,
+            validate_inputs=validate_inputs,
+            max_calls_per_turn=max_calls_per_turn,
+            compose=compose,
+        )
         self.tool_selection = tool_selection
-        self.compose = compose
-        self.bound: dict[str, BoundTool] = {}
-        self._schemas: Mapping[str, Schema] | None = None
         self._limits = limits_by_tool(rate_limits)
-        self._threads = WorkerThreads(max_threads)
-        self.crashes = Crashes()
-        self._sessions: set[Session] = set()  # those of all forks
         self.row_numbers = RowNumbers()  # of all forks, which share the tools
-        self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
         self._setting_up: list[asyncio.Task[None]] = []  # one at most; shared with forks
-        self._teardowns = [0]  # number of teardowns, in a list so that forks share it
-        # Tools and number of teardowns at which all tools were last found set up.
-        self._seen_ready: tuple[dict[str, BoundTool], int] | None = None
         for item in tools:
             self.add(item)
         for name, limiter in self._limits.items():
@@ -112,18 +103,6 @@ class Dispatcher:
     def tools(self) -> tuple[Tool, ...]:
         """The tools, in order."""
         return tuple(bound.tool for bound in self.bound.values())
-
-    @property
-    def schemas(self) -> Mapping[str, Schema]:
-        """JSON Schemas of the arguments by the names of the tools; parsers of untyped values read them."""
-        if self._schemas is None:
-            self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
-        return self._schemas
-
-    @property
-    def threads(self) -> WorkerThreads:
-        """Threads for blocking tools."""
-        return self._threads
 
     def worlds(self, allows: Callable[[str], bool]) -> tuple[Toolset, ...]:
         """Return the toolsets that have a world and a tool that may be used, each once.
@@ -235,92 +214,13 @@ class Dispatcher:
             session.owns_row = False
             self.row_numbers.give_back(session.row)
 
-    async def run(
-        self,
-        batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]],
-        *,
-        places: Sequence[Sequence[int]] | None = None,
-    ) -> list[list[ToolResult]]:
-        """Run one turn of several trajectories at once.
-
-        Args:
-            batch: (session, calls, state) of each trajectory; `Session.begin_turn` has returned the calls.
-            places: Place of each call in its message, if other calls of the message run elsewhere.
-
-        Returns:
-            The results of each trajectory, in the order of `batch` and of its calls.
-        """
-        if not self.ready:
-            await self.setup()
-        loop = asyncio.get_running_loop()
-        all_done: asyncio.Future[None] = loop.create_future()
-        open_turns = 0
-
-        def one_finished() -> None:
-            nonlocal open_turns
-            open_turns -= 1
-            if open_turns == 0 and not all_done.done():
-                all_done.set_result(None)
-
-        self._sessions.update(session for session, _, _ in batch)
-        outages = Outages()
-        options = TurnOptions(
-            self._threads, self.per_call_timeout, self.per_turn_timeout, self.compose, self.crashes
-        )
-        turns: list[TurnRun] = []
-        for number, (session, calls, state) in enumerate(batch):
-            resolved = [
-                resolve(
-                    call,
-                    index,
-                    self.bound,
-                    allowed=session.allowed,
-                    max_calls=self.max_calls_per_turn,
-                    validate=self.validate_inputs,
-                )
-                for index, call in zip(
-                    range(len(calls)) if places is None else places[number], calls, strict=True
-                )
-            ]
-            turns.append(TurnRun(options, session, calls, resolved, state, one_finished, outages))
-        open_turns = len(turns) + 1  # one more until all have started
-        for turn in turns:
-            turn.start()
-        one_finished()
-        deadline = None
-        if self.per_turn_timeout is not None:
-            deadline = loop.call_later(self.per_turn_timeout, lambda: [turn.expire() for turn in turns])
-        try:
-            await all_done
-        except asyncio.CancelledError:
-            for turn in turns:  # before any await, which a second cancellation would end
-                turn.cancel()
-            if ending := {task for session, _, _ in batch for task in session.lingering}:
-                await asyncio.wait(ending, timeout=CANCEL_GRACE_S)
-            raise
-        finally:
-            if deadline is not None:
-                deadline.cancel()
-            outages.log()
-        return [turn.results() for turn in turns]
-
-    @property
-    def ready(self) -> bool:
-        """True if every tool is set up; the answer is kept, because every turn asks."""
-        seen = self._seen_ready
-        if seen is not None and seen[0] is self.bound and seen[1] == self._teardowns[0]:
-            return True
-        is_ready = all(id(bound.tool) in self._set_up for bound in self.bound.values())
-        self._seen_ready = (self.bound, self._teardowns[0]) if is_ready else None
-        return is_ready
-
     async def setup(self) -> None:
         """Set up each tool that is not set up yet, one after the other.
 
         Raises:
             Exception: Any error of a tool's `setup`; the tools before it are torn down again.
         """
-        while not self.ready:
+        while not self.is_ready:
             if not self._setting_up:
                 task = asyncio.create_task(self._setup())
                 self._setting_up.append(task)
@@ -347,7 +247,7 @@ class Dispatcher:
         """
         await self.close_sessions()
         await self._teardown()
-        self._threads.close()
+        self.threads.close()
 
     async def close_sessions(self) -> None:
         """Close the sessions of all trajectories; the tools stay set up."""
@@ -421,7 +321,7 @@ class SessionRows(Generic[T]):
         self._dispatcher: Dispatcher | None = None
         self._owns_process = False
         self._forget()
-        if not self.dispatcher.ready:
+        if not self.dispatcher.is_ready:
             run(self.dispatcher.setup())
 
     def _forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Run the calls of one turn: check them, order them by their effects, start and stop them."""
+"""Run the calls of turns: check them, order them by their effects, start and stop them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.crashes import Crashes
+from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.dispatch.session import Session
 from torchrl_agentic.errors import SchemaValidationError
 from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
-from torchrl_agentic.tools.base import Effects, Threads, Tool, ToolContext, Toolset
+from torchrl_agentic.tools.base import Effects, Tool, ToolContext, Toolset
 from torchrl_agentic.tools.row_data import NO_DATA
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter, Slot
     from torchrl_agentic.tools.schema import Validator
+    from torchrl_agentic.tools.schema_simplify import Schema
 
 logger = logging.getLogger(__name__)
 
@@ -254,22 +257,11 @@ class _Entry:
         self.dependents: list[_Entry] = []
 
 
-@dataclass(slots=True)
-class TurnOptions:
-    """Options of a dispatcher that hold for the turns it runs; see `Dispatcher` for their meaning."""
-
-    threads: Threads
-    per_call_timeout: float | None
-    per_turn_timeout: float | None
-    compose: Any
-    crashes: Crashes
-
-
 class TurnRun:
     """The calls of one turn of one trajectory.
 
     Args:
-        options: Options of the dispatcher.
+        runner: Its options.
         session: The trajectory.
         calls: Calls of the message, in the order the model wrote them.
         resolved: What `resolve` made of each call.
@@ -280,7 +272,7 @@ class TurnRun:
 
     def __init__(
         self,
-        options: TurnOptions,
+        runner: TurnRunner,
         session: Session,
         calls: Sequence[ParsedCall],
         resolved: Sequence[Ready | Refusal],
@@ -288,7 +280,7 @@ class TurnRun:
         finished: Callable[[], None],
         outages: Outages,
     ) -> None:
-        self._options = options
+        self._runner = runner
         self._session = session
         self._resolved = resolved
         self._state = state
@@ -332,7 +324,7 @@ class TurnRun:
         """Set TIMEOUT results for all calls that have not finished, because the time of the turn is over."""
         for entry in self._entries:
             if entry.result is None:
-                seconds = self._options.per_turn_timeout
+                seconds = self._runner.per_turn_timeout
                 self._stop(entry, model_messages.turn_timeout(entry.call.tool, seconds))
 
     def cancel(self) -> None:
@@ -355,7 +347,7 @@ class TurnRun:
                 entry.slot = bound.limiter.slot()
                 await entry.slot.acquire()
             entry.began = self._loop.time()
-            seconds = self._options.per_call_timeout
+            seconds = self._runner.per_call_timeout
             deadline = None if seconds is None else entry.began + seconds
             entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
@@ -387,7 +379,7 @@ class TurnRun:
     def _crash(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Log a bug of a tool once; SystemExit counts, because it must not end the loop that all share."""
         if entry.result is None:
-            count = self._options.crashes.count(entry.call.tool, error)
+            count = self._runner.crashes.count(entry.call.tool, error)
             if count == 1:
                 logger.error("tool %s crashed %s", entry.call.tool, self._where(entry), exc_info=error)
             elif set(str(count)[1:]) == {"0"}:
@@ -405,12 +397,12 @@ class TurnRun:
             self._state if bound.tool.wants_state else None,
             getattr(live, "sandbox", None),
             getattr(live, "repl", None),
-            self._options.compose,
+            self._runner.compose,
             session.row,
             session.trajectory,
             self._turn,
             clock.deadline,
-            self._options.threads,
+            self._runner.threads,
             session.data if bound.tool.needs_row or bound.world is not None else NO_DATA,
             clock,
             world,
@@ -420,7 +412,7 @@ class TurnRun:
         )
 
     def _expire_call(self, entry: _Entry) -> None:
-        self._stop(entry, model_messages.call_timeout(entry.call.tool, self._options.per_call_timeout))
+        self._stop(entry, model_messages.call_timeout(entry.call.tool, self._runner.per_call_timeout))
 
     def _stop(self, entry: _Entry, result: ToolResult) -> None:
         """Set the result of a call that has not finished, and cancel its task."""
@@ -527,3 +519,130 @@ def _mark_retrieved(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a task, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
+
+
+class TurnRunner(ABC):
+    """Runs the calls of turns, of any number of trajectories at once.
+
+    Args:
+        threads: Threads for blocking tools.
+        **options: As for `Dispatcher`, which is this with tools and sessions.
+
+    Attributes:
+        bound: The tools by name, in order.
+        crashes: Counts the crashes of tools, so that each place is logged once.
+    """
+
+    def __init__(
+        self,
+        threads: WorkerThreads,
+        *,
+        per_call_timeout: float | None,
+        per_turn_timeout: float | None,
+        validate_inputs: bool,
+        max_calls_per_turn: int | None,
+        compose: Any,
+    ) -> None:
+        self.threads = threads
+        self.per_call_timeout, self.per_turn_timeout = per_call_timeout, per_turn_timeout
+        self.validate_inputs, self.max_calls_per_turn = validate_inputs, max_calls_per_turn
+        self.compose = compose
+        self.bound: dict[str, BoundTool] = {}
+        self.crashes = Crashes()
+        self._sessions: set[Session] = set()  # those of all forks
+        self._schemas: Mapping[str, Schema] | None = None
+        self._set_up: dict[int, Tool] = {}  # by identity, in the order of their set-up; shared with forks
+        self._teardowns = [0]  # number of teardowns, in a list so that forks share it
+        # Tools and number of teardowns at which all tools were last found set up.
+        self._seen_ready: tuple[dict[str, BoundTool], int] | None = None
+
+    @property
+    def schemas(self) -> Mapping[str, Schema]:
+        """JSON Schemas of the arguments by the names of the tools; parsers of untyped values read them."""
+        if self._schemas is None:
+            self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
+        return self._schemas
+
+    async def run(
+        self,
+        batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]],
+        *,
+        places: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[ToolResult]]:
+        """Run one turn of several trajectories at once.
+
+        Args:
+            batch: (session, calls, state) of each trajectory; `Session.begin_turn` has returned the calls.
+            places: Place of each call in its message, if other calls of the message run elsewhere.
+
+        Returns:
+            The results of each trajectory, in the order of `batch` and of its calls.
+        """
+        if not self.is_ready:
+            await self.setup()
+        loop = asyncio.get_running_loop()
+        all_done: asyncio.Future[None] = loop.create_future()
+        open_turns = 0
+
+        def one_finished() -> None:
+            nonlocal open_turns
+            open_turns -= 1
+            if open_turns == 0 and not all_done.done():
+                all_done.set_result(None)
+
+        self._sessions.update(session for session, _, _ in batch)
+        outages = Outages()
+        turns: list[TurnRun] = []
+        for number, (session, calls, state) in enumerate(batch):
+            resolved = [
+                resolve(
+                    call,
+                    index,
+                    self.bound,
+                    allowed=session.allowed,
+                    max_calls=self.max_calls_per_turn,
+                    validate=self.validate_inputs,
+                )
+                for index, call in zip(
+                    range(len(calls)) if places is None else places[number], calls, strict=True
+                )
+            ]
+            turns.append(TurnRun(self, session, calls, resolved, state, one_finished, outages))
+        open_turns = len(turns) + 1  # one more until all have started
+        for turn in turns:
+            turn.start()
+        one_finished()
+        deadline = None
+        if self.per_turn_timeout is not None:
+            deadline = loop.call_later(self.per_turn_timeout, lambda: [turn.expire() for turn in turns])
+        try:
+            await all_done
+        except asyncio.CancelledError:
+            for turn in turns:  # before any await, which a second cancellation would end
+                turn.cancel()
+            if ending := {task for session, _, _ in batch for task in session.lingering}:
+                await asyncio.wait(ending, timeout=CANCEL_GRACE_S)
+            raise
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            outages.log()
+        return [turn.results() for turn in turns]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if every tool is set up; the answer is kept, because every turn asks."""
+        seen = self._seen_ready
+        if seen is not None and seen[0] is self.bound and seen[1] == self._teardowns[0]:
+            return True
+        found = all(id(bound.tool) in self._set_up for bound in self.bound.values())
+        self._seen_ready = (self.bound, self._teardowns[0]) if found else None
+        return found
+
+    @abstractmethod
+    async def setup(self) -> None:
+        """Set up each tool that is not set up yet, one after the other.
+
+        Raises:
+            Exception: Any error of a tool's `setup`; the tools before it are torn down again.
+        """

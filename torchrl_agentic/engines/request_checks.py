@@ -31,7 +31,8 @@ def check_request(n_prompt: int, max_tokens: int, context_length: int | None = N
         TypeError: If `max_tokens` is not a number.
         ValueError: If the prompt is empty or leaves no room, or `max_tokens` is below 1 or not whole.
     """
-    check_count("max_tokens", max_tokens, optional=False)
+    if type(max_tokens) is not int or max_tokens < 1:
+        check_count("max_tokens", max_tokens, optional=False)
     if n_prompt < 1:
         raise ValueError("the prompt has no token ids; an engine needs at least one")
     if context_length is None:

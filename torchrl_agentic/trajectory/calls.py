@@ -1,4 +1,4 @@
-"""`CallsStage`: read the calls of a message, run them, and append their results."""
+"""`CallsStage`: read the calls of a message, run them, and append their results; `BoundsStage`: end there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from torchrl_agentic.trajectory.watch import SILENT
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import Episode, OpenTurn
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrl_agentic.trajectory.episode import OpenTurn
+
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +196,33 @@ class CallsStage(Stage):
             self.render(episode, calls, results) if calls else ()
             for episode, (calls, results) in zip(episodes, opened, strict=True)
         ]
+
+
+class BoundsStage(Stage):
+    """Ends trajectories by their turns or their answers; the stage of `EndTrajectory`.
+
+    Args:
+        max_turns: Number of turns after which a trajectory is truncated, or None for no limit but its own.
+        when_no_calls: Whether a message without calls terminates the trajectory, because it is the answer.
+    """
+
+    name = "EndTrajectory"
+    reads_answer = False
+    may_end = True
+
+    def __init__(self, *, max_turns: int | None = None, when_no_calls: bool = False) -> None:
+        self.max_turns, self.when_no_calls = max_turns, when_no_calls
+
+    def run(self, turns: Sequence[OpenTurn]) -> None:
+        """End the trajectories that are over."""
+        for turn in turns:
+            message = turn.message
+            is_answer = not (turn.results or turn.is_cut or message.refusal) and turn.has_begun
+            if self.when_no_calls and is_answer:
+                turn.end("no_calls", terminated=True)
+            bounds = [bound for bound in (self.max_turns, turn.episode.max_turns) if bound is not None]
+            if bounds and turn.episode.n_turns >= min(bounds):
+                turn.end("max_turns", truncated=True)
 
 
 def _doing(turn: OpenTurn) -> float:

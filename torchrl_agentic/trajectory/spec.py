@@ -12,11 +12,10 @@ from torchrl_agentic.errors import check_count
 from torchrl_agentic.parsers import ToolCallParser
 from torchrl_agentic.records import TrajectoryHook
 from torchrl_agentic.tokens.writer import ChatEncoder
-from torchrl_agentic.trajectory.bounds import BoundsStage
-from torchrl_agentic.trajectory.calls import CallsStage, parser_for
+from torchrl_agentic.trajectory.calls import BoundsStage, CallsStage, parser_for
 from torchrl_agentic.trajectory.columns import Column
-from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.episode import Stage, check_order
+from torchrl_agentic.trajectory.prompting import EncodingStage
 from torchrl_agentic.trajectory.recording import RecordStage
 from torchrl_agentic.trajectory.reward_stages import ToolRewardStage
 from torchrl_agentic.trajectory.users import UserStage

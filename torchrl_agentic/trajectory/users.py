@@ -12,10 +12,10 @@ from torchrl_agentic.interactions.base import Interaction, Reply
 from torchrl_agentic.interactions.user_tool import final_score, reply
 from torchrl_agentic.messages import Message
 from torchrl_agentic.tools.row_data import EXTRA
-from torchrl_agentic.trajectory.bounds import BoundsStage
+from torchrl_agentic.trajectory.calls import BoundsStage
 from torchrl_agentic.trajectory.columns import USER, Column
-from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.episode import Stage
+from torchrl_agentic.trajectory.prompting import EncodingStage
 from torchrl_agentic.trajectory.task import first_known
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchrl_agentic.errors import check_count
-from torchrl_agentic.trajectory.bounds import BoundsStage
+from torchrl_agentic.trajectory.calls import BoundsStage
 from torchrl_agentic.transforms.turn_transform import TurnTransform
 
 

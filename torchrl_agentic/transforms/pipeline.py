@@ -58,7 +58,7 @@ def tokenizer_of(env: Any) -> tuple[Any, Mapping[str, Any]]:
     That is the tokenizer of a `TurnTokenizer`, or of the `ChatEnv`. Other transforms, such as judges and
     rewards, may have one of another model.
     """
-    from torchrl_agentic.trajectory.encoding_stage import EncodingStage  # it loads what renders templates
+    from torchrl_agentic.trajectory.prompting import EncodingStage  # it loads what renders templates
 
     for stage in stages_of(getattr(env, "transform", None)):
         if isinstance(stage, EncodingStage):

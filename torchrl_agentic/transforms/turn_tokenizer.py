@@ -22,8 +22,8 @@ from torchrl_agentic.tokens.chat_template import ChatTemplate
 from torchrl_agentic.tokens.drift import Mode
 from torchrl_agentic.tokens.ledger import SAMPLED, TokenLedger
 from torchrl_agentic.tokens.writer import ChatEncoder, Side, TokenWriter
-from torchrl_agentic.trajectory.encoding_stage import EncodingStage
 from torchrl_agentic.trajectory.episode import OpenTurn
+from torchrl_agentic.trajectory.prompting import EncodingStage
 from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms.dataset_rows import tool_selection
 from torchrl_agentic.transforms.pipeline import KnowsResetRows
