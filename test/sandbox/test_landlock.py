@@ -282,6 +282,19 @@ async def test_processes_that_fork_and_end_without_pause_are_all_ended(then):
 
 
 @works
+async def test_nothing_is_left_running_if_the_supervisor_gets_no_processor_time():
+    """It is stopped here, as on a busy machine: it can neither end the processes nor be asked to."""
+    mark = f"99{os.getpid()}"
+    code = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    async with opened(ResourceLimits(max_processes=8)) as sandbox:
+        process = await sandbox.spawn([*sandbox.python_argv, "-c", code, mark])
+        await until(lambda: processes().count(mark) > 4)
+        os.kill(process.process.pid, signal.SIGSTOP)
+        await process.kill()
+        assert mark not in processes()
+
+
+@works
 async def test_the_number_of_processes_holds_when_all_fork_at_once_and_for_threads():
     code = (
         "import os, threading, time\n"

@@ -16,6 +16,8 @@ from typing import Any
 
 from torchrl_agentic.sandbox.cgroups import MemoryGroup
 from torchrl_agentic.sandbox.inside.capture import CHUNK, Capture
+from torchrl_agentic.sandbox.inside.orphans import children
+from torchrl_agentic.sandbox.inside.processes import is_gone
 from torchrl_agentic.sandbox.workspace import NOBODY
 
 __all__ = ["Capture", "PipeReader"]
@@ -77,7 +79,9 @@ class PipeReader:
 MAX_ERRORS = 4096
 """Maximum bytes that are kept of the stderr of a long-lived process."""
 END_S = 1.0
-"""Maximum seconds to wait for the descendants of a killed process to end."""
+"""Maximum seconds to wait for a process that was asked to end, and for pipes that were left open."""
+ORPHANS_S = 30.0
+"""Maximum seconds to wait until the children of a process that is killed have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +120,18 @@ class Child:
     async def _kill(self) -> None:
         group = self.process.pid
         if self.process.returncode is None:
-            # While bwrap starts, it has a child in its own session, which does not always end with it.
-            # While the parent is stopped, the PID of its child cannot be reused.
+            # Its children would outlive it: those of bwrap, which starts them in their own session, and all
+            # that a supervisor has adopted. While it is stopped, it adopts the children of those that end,
+            # their PIDs cannot be reused, and calls that it has to allow start no process.
             _signal_group(group, signal.SIGSTOP)
-            for child in _children(group):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(child, signal.SIGKILL)
+            until = time.monotonic() + ORPHANS_S
+            while (
+                living := [pid for pid in children(group) if not is_gone(pid)]
+            ) and time.monotonic() < until:
+                for pid in living:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.002)
         # Also if it has ended: its background processes are in its group.
         _signal_group(group, signal.SIGKILL)
         await self.process.wait()
@@ -143,15 +153,6 @@ class Child:
 def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _children(pid: int) -> list[int]:
-    """Return the PIDs of the children of a process, if the kernel reports them."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return list(map(int, file.read().split()))
-    except OSError:
-        return []
 
 
 def describe_exit(code: int) -> str:
