@@ -20,6 +20,8 @@ from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from helpers.connections import stop_listening
+
 from fakes.docker_container import PIECE, FakeContainer, FakeExec
 
 API = "1.41"
@@ -123,6 +125,8 @@ class FakeDocker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            await stop_listening(self._server)
         self.stop()
         for container in list(self.containers.values()):
             await container.remove()

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from grpclib import GRPCError, Status
 from grpclib.const import Handler
 from grpclib.server import Server
+from helpers.connections import stop_listening
 from modal_proto import api_pb2 as api
 from modal_proto import task_command_router_pb2 as router
 from modal_proto.api_grpc import ModalClientBase
@@ -282,6 +283,7 @@ class Relay:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await stop_listening(self._server)
         self.cut(for_good=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

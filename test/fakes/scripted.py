@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal
 
+from helpers.connections import stop_listening
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -105,7 +107,7 @@ async def scripted_server(
     try:
         yield server
     finally:
-        listening.close()
+        await stop_listening(listening)
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from helpers.connections import stop_listening
+
 MAX_HEAD_BYTES = 1 << 20
 
 
@@ -99,18 +101,21 @@ class WebServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self._closing.set()
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.sleep(0)  # in which aborted connections close
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # In our own task: asyncio logs an error if a task of its own is cancelled.
         task = asyncio.create_task(self._talk(reader, writer, self.connections))
         self.connections += 1
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+        # A task that is cancelled before its first step closes nothing itself.
+        task.add_done_callback(lambda _: writer.transport.abort())
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         try:

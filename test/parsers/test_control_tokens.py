@@ -19,7 +19,8 @@ from torchrl_agentic.parsers import (
     escape_control_tokens,
     get_parser,
 )
-from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, escaper
+from torchrl_agentic.parsers.base import escaper
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS
 from torchrl_agentic.testing import ParserContract, byte_tokenizer
 
 MARKERS = tuple(dict.fromkeys(marker for markers in MARKER_SETS.values() for marker in markers))

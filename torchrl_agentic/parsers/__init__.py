@@ -13,8 +13,8 @@ from torchrl_agentic.errors import load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.parsers.auto import Mismatch, check_parser
-    from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser
-    from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
+    from torchrl_agentic.parsers.base import LIMITS, Limits, ToolCallParser, escape_control_tokens
+    from torchrl_agentic.parsers.control_tokens import control_tokens_of
     from torchrl_agentic.parsers.engine.json_blocks import JSONBlockParser, JSONFormat
     from torchrl_agentic.parsers.engine.text_format import TextFormat
     from torchrl_agentic.parsers.engine.text_parser import TextParser
@@ -66,11 +66,9 @@ __getattr__ = load_lazily(
             "LIMITS",
             "Limits",
             "ToolCallParser",
-        ),
-        "control_tokens": (
-            "control_tokens_of",
             "escape_control_tokens",
         ),
+        "control_tokens": ("control_tokens_of",),
         "engine.json_blocks": ("JSONBlockParser", "JSONFormat"),
         "engine.text_format": ("TextFormat",),
         "engine.text_parser": ("TextParser",),

@@ -1,15 +1,16 @@
-"""The interface of parsers: read the calls of a message, write results as messages."""
+"""The interface of parsers: read the calls of a message, write results as messages, escape control tokens."""
 
 from __future__ import annotations
 
 import copy
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from inspect import getattr_static, isfunction
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 from torchrl_agentic.errors import Interface
@@ -27,11 +28,12 @@ from torchrl_agentic.messages import (
     fields_of,
 )
 from torchrl_agentic.parsers.control_tokens import (
+    BREAK,
     FAMILY_MARKERS,
+    SHAPED,
+    SHAPES,
     AddedTokens,
-    Escaper,
     control_tokens_of,
-    escaper,
 )
 from torchrl_agentic.text import MAX_DEPTH
 from torchrl_agentic.tools.base import Tool
@@ -460,3 +462,86 @@ def parse_message(
         logger.exception("parser %r crashed (trajectory %s)", parser, trajectory)
         reason = CallError("parser_crash", f"the message could not be read ({type(error).__name__})")
         return ParseResult(message.text, (ParsedCall("", {}, f"call_{turn}_0", error=reason),), "")
+
+
+def escape_control_tokens(text: str, markers: Iterable[str] = FAMILY_MARKERS) -> str:
+    """Return the text with a zero-width space after the first character of each marker.
+
+    The text stays readable, but no tokenizer reads a control token out of it. Text without markers and text
+    that is already escaped are returned unchanged.
+
+    Args:
+        text: Text of a tool, a page or a server.
+        markers: Strings to escape: `control_tokens_of(tokenizer).values()` if the tokenizer is known. Strings
+            with the shape of a control token, such as `<|…|>`, are always escaped.
+    """
+    return escaper(tuple(markers)).escape(text)
+
+
+class Escaper:
+    """A compiled `escape_control_tokens` for many texts.
+
+    Args:
+        markers: Strings to escape.
+    """
+
+    def __init__(self, markers: Iterable[str] = FAMILY_MARKERS) -> None:
+        self.markers = tuple(dict.fromkeys(marker for marker in markers if marker))
+        patterns: dict[str, tuple[str, str]] = {}
+        others = [marker for marker in self.markers if not SHAPED.fullmatch(marker)]
+        for first in dict.fromkeys([*(first for first, _ in SHAPES), *(marker[0] for marker in others)]):
+            shapes = [shape for one, shape in SHAPES if one == first]
+            rests = [marker[1:] for marker in others if marker[0] == first]
+            # A marker of one character would be found again before the break.
+            rest = f"(?!{BREAK})" if "" in rests else f"(?:{'|'.join([*shapes, *_branches(rests)])})"
+            if not shapes and "" not in rests:  # brackets are frequent; test the next character first
+                rest = f"(?=[{''.join(sorted({re.escape(text[0]) for text in rests}))}]){rest}"
+            patterns[first] = re.escape(first), rest
+        # One search per first character: a pattern that begins with a literal skips to it at once.
+        self._found = tuple((first, re.compile(head + rest)) for first, (head, rest) in patterns.items())
+        # Match only the first character, so that overlapping markers are all found.
+        self._firsts = re.compile("|".join(f"{head}(?={rest})" for head, rest in patterns.values()))
+
+    def escape(self, text: str) -> str:
+        """Return the text with its markers escaped."""
+        for first, pattern in self._found:
+            if first in text and pattern.search(text) is not None:
+                return self._firsts.sub(_broken, text)
+        return text
+
+    def together(self, texts: Sequence[str]) -> list[str]:
+        """Escape texts that may be joined without a gap, as they are or stripped of white space."""
+        made = [self.escape(text) for text in texts]
+        if any(self.escape(joined) != joined for joined in ("".join(made), "".join(map(str.strip, made)))):
+            made[:-1] = [f"{text}{BREAK}" for text in made[:-1]]
+        return made
+
+    def json(self, value: JSON) -> JSON:
+        """Return a JSON value with the markers in its strings and keys escaped."""
+        if isinstance(value, str):
+            return self.escape(value)
+        if isinstance(value, Mapping):
+            fields = cast("Mapping[str, JSON]", value)
+            return {self.escape(key): self.json(item) for key, item in fields.items()}
+        if isinstance(value, list | tuple):
+            return [self.json(item) for item in cast("Sequence[JSON]", value)]
+        return value
+
+
+escaper = lru_cache(maxsize=64)(Escaper)
+"""Return the cached escaper of a tuple of markers."""
+
+
+def _branches(texts: Sequence[str]) -> list[str]:
+    """Write texts as alternatives of a pattern that reads each character once."""
+    if "" in texts:
+        return [""]
+    groups = [(first, [*group]) for first, group in groupby(sorted(texts), key=lambda text: text[0])]
+    return [
+        f"{re.escape(first)}(?:{'|'.join(_branches([text[1:] for text in group]))})"
+        for first, group in groups
+    ]
+
+
+def _broken(match: re.Match[str]) -> str:
+    return f"{match[0]}{BREAK}"

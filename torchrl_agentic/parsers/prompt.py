@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torchrl_agentic.messages import JSON, content_text
-from torchrl_agentic.parsers.base import ToolCallParser, Tools, specs_of
-from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, AddedTokens, control_tokens_of, escaper
+from torchrl_agentic.parsers.base import ToolCallParser, Tools, escaper, specs_of
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, AddedTokens, control_tokens_of
 from torchrl_agentic.parsers.engine.json_text import dumps
 
 

@@ -17,7 +17,7 @@ from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.duck_typed_engine import ensure_engine
 from torchrl_agentic.errors import check_count
 from torchrl_agentic.messages import Message
-from torchrl_agentic.parsers.control_tokens import escape_control_tokens
+from torchrl_agentic.parsers.base import escape_control_tokens
 from torchrl_agentic.rewards.token_chat import TokenChat
 from torchrl_agentic.trajectory.score import Score
 from torchrl_agentic.trajectory.trajectory import Trajectory

@@ -9,7 +9,8 @@ from torchrl_agentic.collectors.requests import Requests
 from torchrl_agentic.engines.base import ChatEngine, Engine
 from torchrl_agentic.engines.duck_typed_engine import EngineWrapper, ensure_engine
 from torchrl_agentic.messages import Message
-from torchrl_agentic.parsers.control_tokens import control_tokens_of, escape_control_tokens
+from torchrl_agentic.parsers.base import escape_control_tokens
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.tokens.writer import ChatEncoder
 
 

@@ -339,7 +339,7 @@ class _Marker:
         if self._pattern.sub("", marked) != text:
             raise UnwritableAnswer(
                 "it takes markup in a text of the answer for its own; escape this markup: "
-                "parsers.control_tokens.escape_control_tokens(text)"
+                "parsers.escape_control_tokens(text)"
             )
         return [at for at, label in self._marks(marked) if label == "c"]
 

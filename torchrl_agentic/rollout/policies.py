@@ -22,8 +22,8 @@ from torchrl_agentic.engines.sampling import TEMPERATURE, Sampling
 from torchrl_agentic.engines.transformers_engine import most_likely
 from torchrl_agentic.engines.vllm_engine import VLLMEngine, is_vllm
 from torchrl_agentic.parsers import ToolCallParser
-from torchrl_agentic.parsers.base import Tools, specs_of
-from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
+from torchrl_agentic.parsers.base import Tools, escaper, specs_of
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.rollout.answer_rows import KINDS, Answer, prompt_rows, write_answers, write_prompts
 from torchrl_agentic.rollout.bounded_sampler import BoundedSampler, EngineSampler
 from torchrl_agentic.rollout.scripted import add_answers

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchrl_agentic.messages import fields_of
-from torchrl_agentic.parsers.base import SPEAKERS
-from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS, Escaper, escaper
+from torchrl_agentic.parsers.base import SPEAKERS, Escaper, escaper
+from torchrl_agentic.parsers.control_tokens import FAMILY_MARKERS
 from torchrl_agentic.text import one_line, read_json
 from torchrl_agentic.tokens.encoding import Piece, escaped_names, kind_of
 from torchrl_agentic.tokens.ledger import BOUNDARY

@@ -30,7 +30,8 @@ from torchrl_agentic.messages import (
     content_text,
     fields_of,
 )
-from torchrl_agentic.parsers.control_tokens import Escaper, control_tokens_of
+from torchrl_agentic.parsers.base import Escaper
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.tools.images import decoded
 
 

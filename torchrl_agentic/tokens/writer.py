@@ -15,8 +15,8 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.errors import MissingExtra, check_count
 from torchrl_agentic.messages import Message
-from torchrl_agentic.parsers.base import Tools, specs_of
-from torchrl_agentic.parsers.control_tokens import control_tokens_of, escaper
+from torchrl_agentic.parsers.base import Tools, escaper, specs_of
+from torchrl_agentic.parsers.control_tokens import control_tokens_of
 from torchrl_agentic.tokens.chat_template import Chat, ChatTemplate
 from torchrl_agentic.tokens.drift import Drift, Mode, find_drift
 from torchrl_agentic.tokens.encoding import Encoded, Encoder, Expander, Piece, decode, escaped, kind_of
