@@ -15,8 +15,8 @@ ARGS = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8, "max_model
 ROUNDING = 1e-2
 """Bound on a difference of log-probabilities that rounding explains, under `other_weights`.
 
-Seen: 1.5e-3 at most in 50,000 tokens, all under those weights, which amplify it. Wrong weights: 2.4 or more in
-each answer.
+Seen: 1.5e-3 at most in 50,000 tokens, all under those weights, which amplify it. Wrong weights: 2.4 or more
+in each answer.
 """
 
 
