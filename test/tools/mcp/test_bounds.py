@@ -60,6 +60,25 @@ asyncio.run(main())
     assert "the response has 100,000,0" in done.stdout, done.stderr
 
 
+async def test_a_server_may_send_many_requests_if_it_reads_the_responses(opened, raw):
+    async with opened(raw("pings")) as server:
+        assert await server.text("first") == "first"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("second", "more than 100 requests and did not read"), ("third", "the same id")]
+)
+async def test_a_server_that_does_not_read_the_responses_to_its_requests_is_lost(
+    opened, raw, monkeypatch, name, why
+):
+    monkeypatch.setattr("torchrl_agentic.tools.mcp.mcp_client.UNREAD_S", 0.1)
+    async with opened(raw("pings")) as server:
+        with pytest.raises(InfrastructureError, match=why):
+            await server.call(name)
+        monkeypatch.undo()
+        assert (await server.text("first")).endswith("first")
+
+
 @settings(deadline=None, max_examples=15)
 @given(
     before=st.text(max_size=30),

@@ -166,7 +166,9 @@ async def _receive(
                 rest += data
                 if b"\n" in data:
                     *lines, rest = rest.split(b"\n")
-                    for line in lines:
+                    for number, line in enumerate(lines):
+                        if number % 64 == 0:
+                            await asyncio.sleep(0)  # thousands of lines that are no messages may come at once
                         if (size := skipped + len(line)) > max_bytes:
                             head = head or bytes(line[:ENDS])
                             message = answer_too_large(head, bytes(line[-ENDS:]), size, max_bytes)
