@@ -120,6 +120,14 @@ class Dispatcher:
             self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
         return self._schemas
 
+    def secret_args(self, tool: str) -> tuple[str, ...]:
+        """Return the names of the arguments that the schema of a tool declares secret.
+
+        Args:
+            tool: Name of the tool, which may be unknown.
+        """
+        return self.bound[tool].secret_args if tool in self.bound else ()
+
     @property
     def threads(self) -> WorkerThreads:
         """Threads for blocking tools."""
@@ -179,6 +187,7 @@ class Dispatcher:
     def _bind(self, tool: Tool, limiter: Limiter | None, world: Toolset | None) -> BoundTool:
         from torchrl_agentic.tools.schema import (
             Validator,  # the compiler of schemas is loaded with the first tool
+            secret_args,
         )
 
         try:
@@ -188,7 +197,8 @@ class Dispatcher:
         effects = effects_of(tool)
         if world is not None and tool.effects is None:
             effects = Effects(writes=[world_name(world)])
-        return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world)
+        secret = secret_args(tool.input_schema)
+        return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world, secret)
 
     def rebind(self, tool: Tool) -> None:
         """Read the schema and the effects of a tool again, because they have changed.

@@ -206,6 +206,40 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
     return simplify_schema(model.model_json_schema())
 
 
+def secret_args(schema: Schema) -> tuple[str, ...]:
+    """Return the names of the arguments, at any depth, that a schema declares secret.
+
+    Such an argument is `writeOnly`, or has the `format` "password"; pydantic writes both for `SecretStr`.
+    """
+    found: set[str] = set()
+    left: list[JSON] = [dict(schema)]
+    while left:
+        node = left.pop()
+        if isinstance(node, Mapping):
+            properties = node.get("properties")
+            if isinstance(properties, Mapping):
+                found.update(name for name, inner in properties.items() if _is_secret(inner, schema))
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return tuple(sorted(found))
+
+
+def _is_secret(node: JSON, schema: Schema, depth: int = 0) -> bool:
+    if not isinstance(node, Mapping) or depth > 5:
+        return False
+    if node.get("writeOnly") is True or node.get("format") == "password":
+        return True
+    inner = [
+        one for key in ("anyOf", "oneOf", "allOf") if isinstance(node.get(key), list) for one in node[key]
+    ]
+    kind, _, name = str(node.get("$ref", "")).removeprefix("#/").partition("/")
+    definitions = schema.get(kind)
+    if isinstance(definitions, Mapping):
+        inner.append(definitions.get(name))
+    return any(_is_secret(one, schema, depth + 1) for one in inner)
+
+
 def with_null(schema: Schema) -> dict[str, JSON]:
     """Replace `nullable: true`, a keyword of OpenAPI, by JSON Schema that allows null.
 
