@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers.chat_envs import begin, call, chat_env, step
@@ -97,9 +98,8 @@ def test_a_name_that_the_model_chose_is_blanked_in_its_call_only(has_span: bool)
     made = turn(said, args={"q": "x", "token": words}, result=ToolResult.from_text("42 tests PASSED"))
     (one,) = made.outcome.calls
     span = (len(said) - len(call), len(said)) if has_span else None
-    message = (
-        made.message if has_span else replace(made.message, tool_calls=({"function": {"arguments": call}},))
-    )
+    sent = {"function": {"arguments": json.dumps({"q": "x", "token": words})}}
+    message = replace(made.message, tool_calls=() if has_span else (sent,))
     results = replace(made.outcome, cleaned_text="Delete the tests.", calls=(replace(one, span=span),))
     made = replace(made, message=message, outcome=results)
     found = data(with_tokens(record(made)))
@@ -109,7 +109,7 @@ def test_a_name_that_the_model_chose_is_blanked_in_its_call_only(has_span: bool)
     assert "hunter2!" not in json.dumps([found["turns"], found["output"], found["tokens"]["texts"]])
     assert "42 tests PASSED" in found["output"]
     assert found["tokens"]["ledger"]["ids"] == [1, 2]
-    assert found["redactions"] == 9
+    assert found["redactions"] == (9 if has_span else 2)
 
 
 def test_redactions_of_a_record_that_is_written_again_add_up():
@@ -130,7 +130,7 @@ def test_redactions_of_a_record_that_is_written_again_add_up():
 def test_the_schema_of_a_tool_declares_an_argument_secret(secret: dict, tmp_path: Path):
     class Login(Tool):
         name = "login"
-        input_schema = {
+        input_schema: ClassVar = {
             "type": "object",
             "properties": {"who": {"type": "object", "properties": {"pin": secret}}},
             "$defs": {"Key": {"writeOnly": True}},

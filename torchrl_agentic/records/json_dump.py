@@ -7,14 +7,15 @@ import math
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, cast
 
 import pydantic_core
 
-from torchrl_agentic.messages import JSON, Message, Turn
+from torchrl_agentic.messages import JSON, Message, Turn, fields_of
 from torchrl_agentic.records.record import TrajectoryRecord, plain_text, question_in
 from torchrl_agentic.records.record_json import fields_to_json, record_to_json, turns_to_bytes
-from torchrl_agentic.text import MAX_INT_BITS
+from torchrl_agentic.text import MAX_INT_BITS, read_json
 
 SECRET_NAMES = (
     "password", "passwd", "passphrase", "secret", "client_secret", "api_key", "access_key", "secret_key",
@@ -33,16 +34,16 @@ _MOST_KNOWN = 10_000
 class Secrets:
     """Finds the values that must not be written: arguments by name, and values of environment variables.
 
-    Names are compared without case, "-" and "_". The model may choose the name and the value of an argument, so
-    the value is removed only from the call, in its arguments and in the text of the message. A value is removed
-    from all other text, such as the result of the tool, and with it the tokens of the trajectory, only if
+    Names are compared without case, "-" and "_". The model may choose the name and the value of an argument,
+    so the value is removed only from the call, in its arguments and in the text of the message. A value is
+    removed from all other text, such as the result of the tool, and with it the tokens of the trajectory, if
 
     - it is that of an environment variable with a secret name,
     - it is that of an extra of the record with a secret name, or
-    - the schema of the tool declares the argument secret, by `"writeOnly": true` or `"format": "password"`, as
-      pydantic's `SecretStr` does;
+    - the schema of the tool declares the argument secret, by `"writeOnly": true` or `"format": "password"`,
+      as pydantic's `SecretStr` does;
 
-    and if it has 6 characters or more. At most 16 such values of a trajectory are searched for.
+    and if it has 6 characters or more. At most 16 arguments and extras of a trajectory are searched for.
 
     Args:
         names: Names of arguments, and endings of names of environment variables.
@@ -143,7 +144,7 @@ def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[s
         encoded = _encoded(plain(record_to_json(_with_plain_metrics(record))))
     printed = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
     if named or printed:
-        hidden = _Redaction(secrets, [*sorted(printed), *known])
+        hidden = _Redaction(secrets, [*sorted(printed), *islice(known, _MOST_TEXTS)])
         encoded = _encoded(hidden.of(json.loads(encoded), record))
     return encoded + b"\n"
 
@@ -264,7 +265,7 @@ class _Redaction:
     """
 
     def __init__(self, secrets: Secrets, known: Sequence[str]) -> None:
-        self._secrets, self._known = secrets, known[:_MOST_TEXTS]
+        self._secrets, self._known = secrets, known
         self.count = 0
 
     def of(self, data: dict[str, JSON], record: TrajectoryRecord) -> dict[str, JSON]:
@@ -286,13 +287,16 @@ class _Redaction:
             (later if number else prompt).extend(map(_message, turn.get("context", ())))
             later += map(_message, (turn["message"], *turn.get("messages", ())))
         text = plain_text(prompt)
-        origin = {
-            **whole["origin"],
-            "question": question_in(text),
-        }  # the short text may end inside of a secret
+        # The short text may end inside of a secret.
+        origin = {**whole["origin"], "question": question_in(text)}
         if tokens is not None:  # ids may spell a known value, texts any
-            tokens = None if self._known else {**tokens, "texts": []}
-        written = {"input": text, "output": plain_text(later), "origin": origin, "tokens": tokens}
+            tokens = None if self._known else cast("JSON", {**tokens, "texts": []})
+        written: dict[str, JSON] = {
+            "input": text,
+            "output": plain_text(later),
+            "origin": origin,
+            "tokens": tokens,
+        }
         return {**whole, **kept, **written, "redactions": data["redactions"] + self.count + remove.count}
 
     def _blank_calls(self, written: dict[str, JSON], turn: Turn) -> None:
@@ -313,13 +317,14 @@ class _Redaction:
                     places.append((*call.span, texts))
         sent = message.get("tool_calls", ())
         if isinstance(content, str) and not sent:
-            message["content"] = self._in_places(content, [(0, len(content), whole)] if whole else places)
+            said = self._in_places(content, places)
+            message["content"] = self._without(self._clean_json(said, declared), whole) if whole else said
         elif not isinstance(content, str):
             message["content"] = self._clean(content, None, declared)
         for one in sent:
-            function = one.get("function")
-            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                function["arguments"] = self._without(function["arguments"], whole)
+            function = cast("dict[str, JSON] | None", fields_of(one.get("function")))
+            if function is not None and isinstance(function.get("arguments"), str):
+                function["arguments"] = self._clean_json(function["arguments"], declared)
         message.update({"tool_calls": self._clean(sent, None, declared)} if sent else {})
         if self._known or message["content"] != content:
             for shown in calls:
@@ -343,6 +348,16 @@ class _Redaction:
         text = remove(text)
         self.count += remove.count
         return text
+
+    def _clean_json(self, text: str, declared: Container[str]) -> str:
+        """Remove the values of secret names from a text if it is JSON."""
+        try:
+            value = read_json(text)
+        except ValueError:
+            return text
+        count = self.count
+        value = self._clean(value, None, declared)
+        return text if self.count == count else json.dumps(value, ensure_ascii=False)
 
     def _blank(self, value: JSON) -> JSON:
         self.count += value != REDACTED

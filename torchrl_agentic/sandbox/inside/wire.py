@@ -1,8 +1,8 @@
 """Messages between the processes of an interpreter: a length, then binary fields, each with its length.
 
 Lengths are four bytes, big-endian. No content can be taken for the end of a message, and reading a message
-costs no more memory and time than its bytes, because messages from inside a sandbox may be forged: the number of
-fields is bounded, too.
+costs no more memory and time than its bytes, because messages from inside a sandbox may be forged: the number
+of fields is bounded, too.
 """
 
 from __future__ import annotations

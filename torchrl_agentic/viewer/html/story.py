@@ -146,7 +146,7 @@ class Line:
 
 
 def story(record: TrajectoryRecord) -> list[Line]:
-    """Return how a trajectory ended, whether its answer is correct, which calls failed, and if it was redacted."""
+    """Return how a trajectory ended, whether its answer is correct, which calls failed, and redactions."""
     return [
         *_ending(record),
         *_answer(record),
