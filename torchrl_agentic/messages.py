@@ -786,6 +786,7 @@ class Turn:
         context: The messages that were added since the turn before; in turn 0, system prompt and question.
         notes: One entry per irregularity of the turn.
         row: Place of the trajectory in the batch.
+        secret_args: Names of the arguments that the schemas of the called tools declare secret, by tool.
     """
 
     trajectory: str
@@ -796,6 +797,7 @@ class Turn:
     context: tuple[Message, ...] = ()
     notes: tuple[str, ...] = ()
     row: int = 0
+    secret_args: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 def claim_id(wanted: str, taken: dict[str, int]) -> str:

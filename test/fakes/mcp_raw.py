@@ -7,9 +7,11 @@ First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to s
 "garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
 "stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
 list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
-them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
+them, "third" also with as many lists), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
 tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
-and says that they are others now when "second" is called), "restless" (does so with each listing, too).
+and says that they are others now when "second" is called), "restless" (does so with each listing, too),
+"pings" (sends 300 long pings before it answers a call; reads the responses only when "first" is called, and
+gives all the same id when "third" is called).
 """
 
 from __future__ import annotations
@@ -84,11 +86,13 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"code": -32000, "message": "the database is asleep"}}
     if method == "tools/call":
         text = (
-            "x" * params["arguments"]["x"]
+            "," * params["arguments"]["x"]
             if mode == "large" and params["arguments"]
             else said(params["name"])
         )
         result: dict[str, Any] = {"content": [{"type": "text", "text": text}]}
+        if mode == "large" and params["name"] == "third":
+            result["structuredContent"] = {"x": [[]] * params["arguments"]["x"]}
         return {"result": {**result, **({"resultType": "complete"} if mode == "modern" else {})}}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
 
@@ -106,6 +110,16 @@ def said(name: str) -> str:
 def say(message: dict[str, Any]) -> None:
     """Write one message."""
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+
+def ping(name: str) -> None:
+    """Send pings; see above."""
+    for number in range(300):
+        say({"method": "ping", "id": f"{0 if name == 'third' else number}{'x' * 3000}"})
+    for _ in range(300 if name == "first" else 0):
+        sys.stdin.readline()
+    if name != "first":
+        signal.pause()
 
 
 def changed(number: Any) -> None:
@@ -147,6 +161,8 @@ def main(mode: str) -> None:
         is_second = message["method"] == "tools/call" and params["name"] == "second" and mode in DESCRIBED
         if is_second or (message["method"] == "tools/list" and mode == "restless"):
             say({"method": "notifications/tools/list_changed"})
+        if mode == "pings" and message["method"] == "tools/call":
+            ping(params["name"])
         number, found = {"id": message["id"]}, answer(mode, message["method"], params)
         is_last = mode == "large" and params.get("name") == "second"
         say({**found, **number} if is_last else {**number, **found})

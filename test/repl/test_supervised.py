@@ -111,6 +111,10 @@ async def _result(header: dict[str, object], *fields: bytes) -> ReplResult:
         ({**HEADER, "stopped": []}, *DONE),
         ({**HEADER, "omitted": True}, *DONE),
         ({**HEADER, "how": {"a": 1}}, *ENDED),
+        (HEADER, *DONE, *[b""] * 100),
+        ({**HEADER, "padding": [0] * 400_000}, *DONE),
+        pack(b'{"id": 0}') * 10,
+        pack() * 10,
     ],
     ids=lambda sent: repr(sent)[:60],
 )
@@ -140,7 +144,7 @@ async def test_odd_displays_leave_nothing(shown: list[bytes]):
 
 
 async def test_only_so_many_displays_are_kept_and_texts_are_short():
-    displays = [b"image/png", PNG, b"text/plain", b"t" * 100_000] * 40
+    displays = [b"image/png", PNG] * (MAX_IMAGES + 1) + [b"text/plain", b"t" * 100_000] * (MAX_TEXTS + 1)
     result = await _result({}, *DONE, *displays)
     kinds = [shown.media_type for shown in result.display]
     assert (kinds.count("image/png"), kinds.count("text/plain")) == (MAX_IMAGES, MAX_TEXTS)

@@ -1,6 +1,7 @@
 """A trajectory becomes lines with messages, reasoning, calls and results."""
 
 import re
+from dataclasses import replace
 
 from helpers.viewer_dumps import call, trajectory
 from hypothesis import given
@@ -48,6 +49,12 @@ def test_a_result_is_shown_once_and_again_only_where_the_message_says_it_otherwi
 
 def _fields(turn: Turn) -> dict[str, object]:
     return {name: getattr(turn, name) for name in turn.__slots__}
+
+
+def test_redactions_are_counted_at_the_top():
+    lines = _lines(conversation(replace(trajectory("a"), redactions=1), NO_MASK), width=300)
+    assert " · 1 call · 1 redaction · " in lines[0]
+    assert "redaction" not in _lines(conversation(trajectory("a"), NO_MASK), width=300)[0]
 
 
 def test_rewards_are_shown_with_their_turns():

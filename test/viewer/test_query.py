@@ -20,6 +20,7 @@ SUMMARY = Summary(
     statuses={"ok": 2, "timeout": 1},
     tools={"python": 3},
     extras={"acc": 1.0, "kind": "hard", "done": True},
+    redactions=2,
 )
 
 
@@ -36,7 +37,7 @@ SUMMARY = Summary(
         ("score!=0.25", False),
         ("score:none", False),
         ("score!=none", True),
-        ("turns:4 calls=3 errors>0 step<10", True),
+        ("turns:4 calls=3 errors>0 step<10 redactions:2", True),
         ("name:question", True),
         ("id:ab12cd", True),
         ("group:4147", True),

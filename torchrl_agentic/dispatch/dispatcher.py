@@ -104,6 +104,14 @@ class Dispatcher(TurnRunner):
         """The tools, in order."""
         return tuple(bound.tool for bound in self.bound.values())
 
+    def secret_args(self, tool: str) -> tuple[str, ...]:
+        """Return the names of the arguments that the schema of a tool declares secret.
+
+        Args:
+            tool: Name of the tool, which may be unknown.
+        """
+        return self.bound[tool].secret_args if tool in self.bound else ()
+
     def worlds(self, allows: Callable[[str], bool]) -> tuple[Toolset, ...]:
         """Return the toolsets that have a world and a tool that may be used, each once.
 
@@ -158,6 +166,7 @@ class Dispatcher(TurnRunner):
     def _bind(self, tool: Tool, limiter: Limiter | None, world: Toolset | None) -> BoundTool:
         from torchrl_agentic.tools.schema import (
             Validator,  # the compiler of schemas is loaded with the first tool
+            secret_args,
         )
 
         try:
@@ -167,7 +176,8 @@ class Dispatcher(TurnRunner):
         effects = effects_of(tool)
         if world is not None and tool.effects is None:
             effects = Effects(writes=[world_name(world)])
-        return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world)
+        secret = secret_args(tool.input_schema)
+        return BoundTool(tool, effects, has_sessions(tool), validator, limiter, world, secret)
 
     def rebind(self, tool: Tool) -> None:
         """Read the schema and the effects of a tool again, because they have changed.

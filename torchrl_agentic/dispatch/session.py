@@ -176,6 +176,10 @@ class SessionHost(Protocol):
         """JSON Schemas of the arguments by the names of the tools."""
         ...
 
+    def secret_args(self, tool: str) -> tuple[str, ...]:
+        """Return the names of the arguments that the schema of a tool declares secret."""
+        ...
+
     @property
     def threads(self) -> Threads:
         """Threads for blocking functions."""

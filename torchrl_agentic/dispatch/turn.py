@@ -47,6 +47,7 @@ class BoundTool:
         validator: Checks arguments against the tool's schema.
         limiter: Limiter that each call waits for, or None.
         world: Toolset whose state the tool shares (see `Toolset.session`), or None.
+        secret_args: Names of the arguments that its schema declares secret.
     """
 
     tool: Tool
@@ -55,6 +56,7 @@ class BoundTool:
     validator: Validator
     limiter: Limiter | None
     world: Toolset | None = None
+    secret_args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, cast
 
 import pydantic_core
 
-from torchrl_agentic.messages import JSON, Turn
-from torchrl_agentic.records.record import TrajectoryRecord, question_in
+from torchrl_agentic.messages import JSON, Message, Turn, fields_of
+from torchrl_agentic.records.record import TrajectoryRecord, plain_text, question_in
 from torchrl_agentic.records.record_json import fields_to_json, record_to_json, turns_to_bytes
-from torchrl_agentic.text import MAX_INT_BITS
+from torchrl_agentic.text import MAX_INT_BITS, read_json
 
 SECRET_NAMES = (
     "password", "passwd", "passphrase", "secret", "client_secret", "api_key", "access_key", "secret_key",
@@ -25,6 +25,8 @@ SECRET_NAMES = (
 """Names of arguments, and endings of names of environment variables, whose values are not written."""
 REDACTED = "[redacted]"
 _SHORTEST = 6  # a shorter value occurs in many unrelated texts
+_MOST_TEXTS = 16  # that are searched for in other text
+_SLICE = 1 << 20  # characters that are searched while no other thread runs
 _DEEPEST = 100
 _MOST_KNOWN = 10_000
 
@@ -32,8 +34,16 @@ _MOST_KNOWN = 10_000
 class Secrets:
     """Finds the values that must not be written: arguments by name, and values of environment variables.
 
-    Names are compared without case, "-" and "_". A value of 6 characters or more is also removed from other
-    text, such as the message with the call and the result of the tool.
+    Names are compared without case, "-" and "_". The model may choose the name and the value of an argument,
+    so the value is removed only from the call, in its arguments and in the text of the message. A value is
+    removed from all other text, such as the result of the tool, and with it the tokens of the trajectory, if
+
+    - it is that of an environment variable with a secret name,
+    - it is that of an extra of the record with a secret name, or
+    - the schema of the tool declares the argument secret, by `"writeOnly": true` or `"format": "password"`,
+      as pydantic's `SecretStr` does;
+
+    and if it has 6 characters or more. At most 16 arguments and extras of a trajectory are searched for.
 
     Args:
         names: Names of arguments, and endings of names of environment variables.
@@ -52,31 +62,31 @@ class Secrets:
             if len(value) >= _SHORTEST and endings and _plain_name(name).endswith(endings)
         )
 
-    def found_in(self, value: JSON, found: set[str], depth: int = 0) -> bool:
+    def found_in(
+        self, value: JSON, found: dict[str, None], declared: Sequence[str] = (), depth: int = 0
+    ) -> bool:
         """Return whether a JSON value has a secret name.
 
         Args:
             value: The value.
-            found: Set that the texts of secret names are added to.
+            found: Texts of secret names are added to it, in order.
+            declared: More secret names, as they are written.
             depth: Depth of the value in the record.
         """
         if depth >= _DEEPEST:
             return False  # values at this depth are not written
+        here = False
         if isinstance(value, Mapping):
-            here = False
             for name, item in cast("Mapping[Any, Any]", value).items():
-                if isinstance(name, str) and self.is_secret(name):
+                if isinstance(name, str) and (name in declared or self.is_secret(name)):
                     here = True
                     _add_texts(item, found)
-                elif isinstance(item, Mapping | list) and self.found_in(item, found, depth + 1):
-                    here = True
-            return here
-        if isinstance(value, list):
-            hits = [
-                self.found_in(item, found, depth + 1) for item in cast("list[Any]", value)
-            ]  # no early exit
-            return any(hits)
-        return False
+                elif isinstance(item, Mapping | list):
+                    here |= self.found_in(item, found, declared, depth + 1)
+        elif isinstance(value, list):
+            for item in cast("list[Any]", value):
+                here |= self.found_in(item, found, declared, depth + 1)
+        return here
 
     def is_secret(self, name: str) -> bool:
         """Return whether the value of a name must not be written."""
@@ -94,16 +104,18 @@ def _plain_name(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _add_texts(value: JSON, found: set[str]) -> None:
+def _add_texts(value: JSON, found: dict[str, None], depth: int = 0) -> None:
     if isinstance(value, str):
         if len(value) >= _SHORTEST:
-            found.add(value)
+            found[value] = None
+    elif depth >= _DEEPEST:
+        return  # values at this depth are not written
     elif isinstance(value, Mapping):
         for item in cast("Mapping[Any, Any]", value).values():
-            _add_texts(item, found)
+            _add_texts(item, found, depth + 1)
     elif isinstance(value, list | tuple):
         for item in cast("Sequence[Any]", value):
-            _add_texts(item, found)
+            _add_texts(item, found, depth + 1)
 
 
 def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[str]) -> bytes:
@@ -114,9 +126,13 @@ def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[s
         secrets: Finds secret names.
         variables: Secret values of environment variables, from `Secrets.variables`.
     """
-    found = set[str]()
-    named = [secrets.found_in(call.args, found) for _, call, _ in record.calls]
-    named.append(secrets.found_in(record.extras, found))
+    known = dict[str, None]()
+    named = secrets.found_in(record.extras, known)
+    for turn, call, _ in record.calls:
+        declared = turn.secret_args.get(call.tool, ())
+        named |= secrets.found_in(call.args, {}, declared)
+        if declared:  # by the host, unlike a name that the model has chosen
+            Secrets(()).found_in(call.args, known, declared)
     metrics = [result.metrics for _, _, result in record.calls if result.metrics]
     try:
         if not all(map(_is_plain, (record.gts, record.extras, *metrics))):
@@ -127,8 +143,9 @@ def json_line(record: TrajectoryRecord, secrets: Secrets, variables: frozenset[s
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
         encoded = _encoded(plain(record_to_json(_with_plain_metrics(record))))
     printed = {value for value in variables if _escaped(value).encode("utf-8", "surrogatepass") in encoded}
-    if any(named) or printed:
-        encoded = _encoded(_without(json.loads(encoded), secrets, _pattern(found | printed)))
+    if named or printed:
+        hidden = _Redaction(secrets, [*sorted(printed), *islice(known, _MOST_TEXTS)])
+        encoded = _encoded(hidden.of(json.loads(encoded), record))
     return encoded + b"\n"
 
 
@@ -190,35 +207,177 @@ def plain(value: Any, depth: int = 0) -> JSON:
     return str(value)
 
 
-def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches secret texts, also escaped as inside JSON; the longest come first."""
-    forms = set[str]()
-    for text in texts:
-        forms.update((text, json.dumps(text)[1:-1], _escaped(text)))
-    return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+class _Remover:
+    """Replaces some texts, also escaped as inside JSON, in other texts; the longest are replaced first.
+
+    Args:
+        texts: Texts to remove.
+
+    Attributes:
+        count: Number of replaced places so far.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        forms = {
+            form
+            for text in texts
+            if text not in REDACTED
+            for form in (text, json.dumps(text)[1:-1], _escaped(text))
+        }
+        self._forms = sorted(forms, key=len, reverse=True)
+        self.count = 0
+
+    def __call__(self, text: str) -> str:
+        pieces = [text]
+        for form in self._forms:
+            pieces = [
+                part for one in pieces for part in (_split(one, form) if len(one) >= len(form) else (one,))
+            ]
+        self.count += len(pieces) - 1
+        return REDACTED.join(pieces)
 
 
-def _without(data: dict[str, JSON], secrets: Secrets, pattern: re.Pattern[str] | None) -> dict[str, JSON]:
-    """Remove secrets. Tokens, which may spell them, and spans, which no longer fit, are removed too."""
+def _split(text: str, separator: str) -> list[str]:
+    """Split a text as `str.split` does, in slices, so that other threads run in between."""
+    if len(text) <= _SLICE:
+        return text.split(separator)
+    pieces: list[str] = []
+    begin = start = 0
+    while start < len(text):
+        found = text.find(separator, start, start + _SLICE + len(separator))
+        if found < 0:
+            start += _SLICE
+        else:
+            pieces.append(text[begin:found])
+            begin = start = found + len(separator)
+    return [*pieces, text[begin:]]
 
-    def clean(value: JSON) -> JSON:
+
+class _Redaction:
+    """Removes the secrets of one record, and counts them.
+
+    Args:
+        secrets: Finds secret names.
+        known: Values that are removed from all text.
+
+    Attributes:
+        count: Number of removed values so far.
+    """
+
+    def __init__(self, secrets: Secrets, known: Sequence[str]) -> None:
+        self._secrets, self._known = secrets, known
+        self.count = 0
+
+    def of(self, data: dict[str, JSON], record: TrajectoryRecord) -> dict[str, JSON]:
+        """Return the fields of a record without secrets.
+
+        Args:
+            data: The fields; changed.
+            record: The record that they were made of.
+        """
+        for written, turn in zip(data["turns"], record.turns, strict=True):
+            self._blank_calls(written, turn)
+        remove = _Remover(self._known)
+        tokens = data["tokens"]
+        kept = {name: data[name] for name in ("statuses", "tools")}  # their keys are statuses and tools
+        whole = self._clean({**data, **dict.fromkeys((*kept, "tokens", "input", "output"))}, remove)
+        prompt: list[Message] = []
+        later: list[Message] = []
+        for number, turn in enumerate(whole["turns"]):
+            (later if number else prompt).extend(map(_message, turn.get("context", ())))
+            later += map(_message, (turn["message"], *turn.get("messages", ())))
+        text = plain_text(prompt)
+        # The short text may end inside of a secret.
+        origin = {**whole["origin"], "question": question_in(text)}
+        if tokens is not None:  # ids may spell a known value, texts any
+            tokens = None if self._known else cast("JSON", {**tokens, "texts": []})
+        written: dict[str, JSON] = {
+            "input": text,
+            "output": plain_text(later),
+            "origin": origin,
+            "tokens": tokens,
+        }
+        return {**whole, **kept, **written, "redactions": data["redactions"] + self.count + remove.count}
+
+    def _blank_calls(self, written: dict[str, JSON], turn: Turn) -> None:
+        """Remove the values of secret names from the calls of a turn, and from the text of the calls."""
+        calls, message = written["outcome"].get("calls", ()), written["message"]
+        content, declared = message["content"], set[str]()
+        whole: dict[str, None] = {}  # texts of secret names in calls whose place in the message is unknown
+        places: list[tuple[int, int, dict[str, None]]] = []
+        for shown, call in zip(calls, turn.outcome.calls, strict=True):
+            names = turn.secret_args.get(call.tool, ())
+            texts = dict[str, None]()
+            if self._secrets.found_in(call.args, texts, names):
+                shown["args"] = self._clean(shown["args"], None, names)
+                declared.update(names)
+                if call.span is None:
+                    whole.update(texts)
+                elif texts:
+                    places.append((*call.span, texts))
+        sent = message.get("tool_calls", ())
+        if isinstance(content, str) and not sent:
+            said = self._in_places(content, places)
+            message["content"] = self._without(self._clean_json(said, declared), whole) if whole else said
+        elif not isinstance(content, str):
+            message["content"] = self._clean(content, None, declared)
+        for one in sent:
+            function = cast("dict[str, JSON] | None", fields_of(one.get("function")))
+            if function is not None and isinstance(function.get("arguments"), str):
+                function["arguments"] = self._clean_json(function["arguments"], declared)
+        message.update({"tool_calls": self._clean(sent, None, declared)} if sent else {})
+        if self._known or message["content"] != content:
+            for shown in calls:
+                shown.pop("span", None)
+
+    def _in_places(self, text: str, places: list[tuple[int, int, dict[str, None]]]) -> str:
+        """Remove from each place, given by its start and end, its texts."""
+        pieces: list[str] = []
+        done = 0
+        for start, end, texts in sorted(places, key=lambda place: place[:2]):
+            if start >= done:
+                pieces += (text[done:start], self._without(text[start:end], texts))
+                done = end
+        return "".join((*pieces, text[done:]))
+
+    def _without(self, text: str, texts: dict[str, None]) -> str:
+        """Remove some texts, or the whole text if they are too many to search for each."""
+        if len(texts) > _MOST_TEXTS:
+            return self._blank(text)
+        remove = _Remover(texts)
+        text = remove(text)
+        self.count += remove.count
+        return text
+
+    def _clean_json(self, text: str, declared: Container[str]) -> str:
+        """Remove the values of secret names from a text if it is JSON."""
+        try:
+            value = read_json(text)
+        except ValueError:
+            return text
+        count = self.count
+        value = self._clean(value, None, declared)
+        return text if self.count == count else json.dumps(value, ensure_ascii=False)
+
+    def _blank(self, value: JSON) -> JSON:
+        self.count += value != REDACTED
+        return REDACTED
+
+    def _clean(self, value: JSON, remove: _Remover | None, declared: Container[str] = ()) -> JSON:
+        """Remove the values of secret names, and what `remove` finds in texts."""
         if isinstance(value, str):
-            return value if pattern is None else pattern.sub(REDACTED, value)
+            return value if remove is None or value == REDACTED else remove(value)
         if isinstance(value, dict):
             return {
-                name: REDACTED if secrets.is_secret(name) else clean(item)
+                name: self._blank(item)
+                if name in declared or self._secrets.is_secret(name)
+                else self._clean(item, remove, declared)
                 for name, item in cast("dict[str, Any]", value).items()
             }
         if isinstance(value, list):
-            return [clean(item) for item in cast("list[Any]", value)]
+            return [self._clean(item, remove, declared) for item in cast("list[Any]", value)]
         return value
 
-    for turn in data["turns"]:
-        for call in turn["outcome"].get("calls", ()):
-            call.pop("span", None)
-    whole = clean({**data, "tokens": None})
-    whole["origin"]["question"] = question_in(whole["input"])  # the short text may end inside of a secret
-    return {
-        **whole,
-        **{name: data[name] for name in ("statuses", "tools")},
-    }  # their keys are statuses and tools
+
+def _message(written: Mapping[str, JSON]) -> Message:
+    return Message(written["role"], written["content"])

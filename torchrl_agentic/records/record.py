@@ -71,6 +71,7 @@ class TrajectoryRecord:
         versions: Version of each package.
         run: Id of the run that recorded it; empty if unknown.
         origin: Its task, its group and its policy versions.
+        redactions: Number of places from which a secret was removed as it was written.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class TrajectoryRecord:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     run: str = ""
     origin: Origin = Origin()
+    redactions: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -153,6 +155,7 @@ class TrajectoryRecord:
             run=self.run,
             question=self.question,
             origin=self.origin,
+            redactions=self.redactions,
         )
 
 
@@ -175,6 +178,7 @@ class Summary:
         question: See `question_of`; empty if unknown.
         origin: Its task, its group and its policy versions.
         advantage: Its advantage in the batch in which it left; None if it left in none, or that is unknown.
+        redactions: Number of places from which a secret was removed as it was written.
     """
 
     request_id: str
@@ -191,6 +195,7 @@ class Summary:
     question: str = ""
     origin: Origin = Origin()
     advantage: float | None = None
+    redactions: int = 0
 
     @property
     def is_finished(self) -> bool:

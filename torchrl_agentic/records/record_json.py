@@ -15,7 +15,7 @@ SCHEMA_VERSION = 3
 
 HEAD = (
     "schema_version", "request_id", "run", "step", "score", "termination_reason", "trajectory", "row",
-    "started", "group", "n_turns", "statuses", "tools", "origin",
+    "started", "group", "n_turns", "statuses", "tools", "redactions", "origin",
 )  # fmt: skip
 """Fields at the beginning of a line, so that a list of trajectories can be shown without reading the rest."""
 BODY = ("gts", "input", "output", "rewards", "tokens", "versions", "turns")
@@ -58,6 +58,7 @@ def fields_to_json(record: TrajectoryRecord) -> dict[str, JSON]:
         "n_turns": len(record.turns),
         "statuses": statuses,
         "tools": tools,
+        "redactions": record.redactions,
         "origin": {"question": record.question, **to_json(record.origin)},
         **record.extras,
         "gts": record.gts,

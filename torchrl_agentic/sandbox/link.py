@@ -16,6 +16,8 @@ from torchrl_agentic.text import read_json
 
 MAX_ANSWER = 9 << 20
 """Maximum bytes of an answer, output excluded; mostly the images of a cell."""
+MAX_HEADER = 1 << 20
+"""Maximum bytes of the header of an answer: as JSON, it may have half as many values."""
 MAX_REQUEST = 72 << 20
 """Maximum bytes of a request."""
 
@@ -135,7 +137,7 @@ class Link:
         self._stream = stream
         self._max_answer = MAX_ANSWER + 4 * output_bytes
         self._waiting: dict[int, Answer] = {}
-        self._count = 0
+        self._count = self._answered = 0
         self._sending = asyncio.Lock()
         self._ended = False
         self.why = ""
@@ -251,14 +253,19 @@ class Link:
         """Resolve the future of the request that a message answers.
 
         Raises:
-            BadMessage: If it is not an answer.
+            BadMessage: If it does not answer a request.
         """
+        body, *fields = message
+        if len(body) > MAX_HEADER:
+            raise BadMessage(f"a header of {len(body)} bytes")
         try:
-            body, *fields = message
             header: Any = read_json(body)
             waiting = self._waiting.pop(header["id"], None)
         except (ValueError, TypeError, KeyError):
             raise BadMessage("not an answer") from None
+        self._answered += 1
+        if self._answered > self._count + 1:  # the zygote's pool has made one request before us
+            raise BadMessage("more answers than requests")
         if waiting is None or waiting.done():
             return
         if "failed" in header:

@@ -37,6 +37,7 @@ MAX_WORK = 10_000_000
 """Most evaluations in one check, values times evaluations of each; an evaluation takes about 30 ns."""
 MAX_ERRORS = 1_000
 """Most possible errors for which all are collected; an error takes about 30 µs."""
+_MOST_ALTERNATIVES = 100  # that are searched for a secret in the schema of one argument
 _DECLARING = frozenset((
     "type", "properties", "required", "$schema", "$id", "strict", *DEFINITIONS, *ANNOTATIONS,
 ))  # fmt: skip
@@ -204,6 +205,40 @@ def json_schema_from_pydantic(model: Any) -> dict[str, JSON]:
     if not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
         raise TypeError(f"expected a subclass of pydantic.BaseModel, got {model!r}")
     return simplify_schema(model.model_json_schema())
+
+
+def secret_args(schema: Schema) -> tuple[str, ...]:
+    """Return the names of the arguments, at any depth, that a schema declares secret.
+
+    Such an argument is `writeOnly`, or has the `format` "password"; pydantic writes both for `SecretStr`.
+    """
+    found: set[str] = set()
+    left: list[JSON] = [dict(schema)]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += cast("list[JSON]", value)
+        elif (node := fields_of(value)) is not None:
+            properties = fields_of(node.get("properties")) or {}
+            found.update(name for name, inner in properties.items() if _is_secret(inner, schema))
+            left += node.values()
+    return tuple(sorted(found))
+
+
+def _is_secret(value: JSON, schema: Schema) -> bool:
+    left: list[JSON] = [value]
+    for _ in range(_MOST_ALTERNATIVES):  # definitions may refer to each other
+        node = fields_of(left.pop()) if left else None
+        if node is None:
+            continue
+        if node.get("writeOnly") is True or node.get("format") == "password":
+            return True
+        for key in ("anyOf", "oneOf", "allOf"):
+            inner: JSON = node.get(key)
+            left += cast("list[JSON]", inner)[:_MOST_ALTERNATIVES] if isinstance(inner, list) else ()
+        kind, _, name = str(node.get("$ref", "")).removeprefix("#/").partition("/")
+        left.append((fields_of(schema.get(kind)) or {}).get(name))
+    return False
 
 
 def with_null(schema: Schema) -> dict[str, JSON]:

@@ -501,6 +501,11 @@ class Episode:
             tuple(message.read() for message in turn.earlier[recording.n_messages :]),
             turn.parsed.notes,
             recording.row,
+            {
+                call.tool: names
+                for call in turn.calls
+                if (names := self.session.dispatcher.secret_args(call.tool))
+            },
         )
         if self.turns is not None:
             self.turns.append(record)

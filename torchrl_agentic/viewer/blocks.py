@@ -140,6 +140,7 @@ def _head(record: TrajectoryRecord, advantage: float | None) -> Block:
         record.termination_reason or "unknown termination reason",
         _plural(summary.n_turns, "turn"),
         calls,
+        *([_plural(record.redactions, "redaction")] if record.redactions else []),
         record.request_id,
         *([f"run {record.run}"] if record.run else []),
     ]
@@ -284,6 +285,7 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
         "started": None if started is None else _time(started),
         "statuses": dict(summary.statuses),
         "tools": dict(summary.tools),
+        "redactions": record.redactions,
         "gts": record.gts,
         **record.extras,
         "input": plain_text(messages[:begin]),

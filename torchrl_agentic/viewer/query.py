@@ -175,6 +175,7 @@ NUMBERS: dict[str, Callable[[Summary], float | None]] = {
     "turns": lambda summary: summary.n_turns,
     "calls": lambda summary: summary.n_calls,
     "errors": lambda summary: summary.n_errors,
+    "redactions": lambda summary: summary.redactions,
     "step": lambda summary: summary.step,
     "advantage": lambda summary: summary.advantage,
 }

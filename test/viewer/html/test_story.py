@@ -81,6 +81,10 @@ class TestStory:
         cut = Turn("t", 2, Message("assistant", "abc", is_complete=False), DispatchResult("abc"))
         assert "turn 3 was cut off" in _told(record(cut))
 
+    def test_redactions_are_counted_if_there_are_any(self):
+        assert "removed from 2 places" in _told(record(turn(), redactions=2))
+        assert "removed" not in _told(record(turn()))
+
     def test_it_compares_the_last_message_with_the_right_answer(self):
         assert "contains the right answer" in _told(record(turn("It is 42."), gts="42"))
         assert "does not contain the right answer" in _told(record(turn("It is 43."), gts="42"))

@@ -30,6 +30,8 @@ FILES = 3
 """Number of open files that come with each trajectory: its connection, and two of its control group."""
 MAX_HANDED = 64
 """Maximum number of open files that come with one request."""
+MAX_REASON = 8192
+"""Maximum number of characters of an error in an answer: it may have the path, which the model chose."""
 LEAVE_S = 0.05
 """Seconds between checks whether the last clone has ended, in a supervisor that waits to end."""
 
@@ -150,7 +152,7 @@ class Supervisor:
         try:
             self._requests[header["op"]](header, fields, handed, answer)
         except (OSError, ValueError) as error:  # no process or file could be created
-            answer({"failed": "{}: {}".format(header["op"], error)})
+            answer({"failed": "{}: {}".format(header["op"], worker.clip(str(error), MAX_REASON))})
 
     def _start(self, header: Header, fields: list[bytes], handed: list[int], answer: Respond) -> None:
         """Start the worker. Header: seed, for random numbers."""
@@ -241,7 +243,7 @@ def _answering(answer: Respond, handed: list[int]) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        answer({"error": type(error).__name__, "text": str(error)})
+        answer({"error": type(error).__name__, "text": worker.clip(str(error), MAX_REASON)})
     finally:
         for fd in handed:
             os.close(fd)

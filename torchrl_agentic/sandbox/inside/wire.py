@@ -1,7 +1,8 @@
 """Messages between the processes of an interpreter: a length, then binary fields, each with its length.
 
 Lengths are four bytes, big-endian. No content can be taken for the end of a message, and reading a message
-uses no more memory than its bytes, because messages from inside a sandbox may be forged.
+costs no more memory and time than its bytes, because messages from inside a sandbox may be forged: the number
+of fields is bounded, too.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+MAX_FIELDS = 64
+"""Maximum number of fields of a message; the largest have the displayed objects of a cell."""
 _LENGTH = struct.Struct(">I")
 
 
 class BadMessage(Exception):
-    """A message is malformed or too long."""
+    """A message is malformed, too long, or has too many fields."""
 
 
 def pack(*fields: Any) -> bytes:
@@ -50,7 +53,7 @@ class Splitter:
             data: The bytes.
 
         Raises:
-            BadMessage: If a message is too long, or its fields do not fill it.
+            BadMessage: If a message is too long, has no field or too many, or its fields do not fill it.
         """
         self._buffer += data
         messages: list[list[bytes]] = []
@@ -70,6 +73,8 @@ class Splitter:
 def _fields(buffer: bytearray, start: int, end: int) -> list[bytes]:
     fields: list[bytes] = []
     while start < end:
+        if len(fields) == MAX_FIELDS:
+            raise BadMessage(f"more than {MAX_FIELDS} fields")
         if start + 4 > end:
             raise BadMessage("a truncated length")
         (size,) = _LENGTH.unpack_from(buffer, start)
@@ -78,4 +83,6 @@ def _fields(buffer: bytearray, start: int, end: int) -> list[bytes]:
             raise BadMessage("a field that exceeds its message")
         fields.append(bytes(buffer[start : start + size]))
         start += size
+    if not fields:
+        raise BadMessage("a message without fields")
     return fields

@@ -8,10 +8,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, cast
 
+import anyio
 import anyio.abc
 from mcp import ClientSession
 from mcp.client.subscriptions import listen
-from mcp.shared.dispatcher import ProgressFnT
+from mcp.shared.dispatcher import ProgressFnT, coerce_request_id
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CallToolRequest,
@@ -23,7 +24,15 @@ from mcp_types import (
     Tool,
     ToolListChangedNotification,
 )
-from mcp_types.jsonrpc import CONNECTION_CLOSED, METHOD_NOT_FOUND, UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types.jsonrpc import (
+    CONNECTION_CLOSED,
+    METHOD_NOT_FOUND,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
@@ -33,7 +42,7 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
 from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport, too_large
+from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, Transport, too_large
 from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
 
 logger = logging.getLogger(__name__)
@@ -56,9 +65,14 @@ _NO_ANSWER = (
 _TOO_LARGE = (
     "SSE stream failed: Server-sent event exceeded",
     "Failed to parse JSON response: the response has more",
+    f"SSE stream failed: {TOO_MANY}",
 )
 CLOSE_S = 8.0
 """Seconds that closing may take before it is cancelled."""
+MAX_UNANSWERED = 100
+"""Most requests of a server whose responses it has not read; no more messages are read from it then."""
+UNREAD_S = 10.0
+"""Seconds that a server may take then to read one of the responses."""
 
 
 class MCPClient:
@@ -262,7 +276,8 @@ class MCPClient:
             raise TimeoutError(f"no response within {timeout:.3g} s") from None
         except MCPError as error:
             if error.message.startswith(_TOO_LARGE):
-                raise ToolError(too_large(None, self.max_result_bytes)) from error
+                is_long = not error.message.endswith(TOO_MANY)
+                raise ToolError(too_large(None, self.max_result_bytes) if is_long else TOO_MANY) from error
             raise self._failure(connection, error) or ToolError(
                 error.message, {"code": error.code, "data": error.data}
             ) from error
@@ -450,11 +465,12 @@ class Connection:
             transport = (sse if kind == "sse" else streamable_http)(
                 self.config, self.answers, self.client.max_result_bytes
             )
+        requests = _ServerRequests()
         async with (
             transport as (read, write),
             ClientSession(
-                _WatchedStream(read, self._read_to_the_end),
-                write,
+                _WatchedStream(read, requests, self._read_to_the_end),
+                _AnsweringStream(write, requests),
                 message_handler=self._message,
                 client_info=Implementation(name="torchrl-agentic", version="1"),
             ) as session,
@@ -489,9 +505,9 @@ class Connection:
         elif isinstance(message, Exception):
             logger.debug("the MCP server %r: %r", self.config.name, message)
 
-    def _read_to_the_end(self) -> None:
+    def _read_to_the_end(self, reason: str) -> None:
         if self._session is not None:
-            self.lose()
+            self.lose(reason)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception() or self._failure
@@ -544,12 +560,54 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
-    """A stream of messages that calls a function when it has ended."""
+class _ServerRequests:
+    """The requests of a server that have no response yet, such as pings; the SDK starts a task for each."""
 
-    def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
-        self._stream = stream
-        self._ended = ended
+    def __init__(self) -> None:
+        self._open: set[Any] = set()
+        self._answered = asyncio.Event()
+
+    async def received(self, message: object) -> None:
+        """Note a message of the server; wait while too many requests have no response.
+
+        Raises:
+            EOFError: If the server does not read the responses, or uses the id of such a request again.
+        """
+        if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            self.closed((message.params or {}).get("requestId"))
+        if not isinstance(message, JSONRPCRequest):
+            return
+        if (key := coerce_request_id(message.id)) in self._open:
+            raise EOFError("it sent two requests with the same id")
+        self._open.add(key)
+        while len(self._open) > MAX_UNANSWERED:
+            self._answered.clear()
+            try:
+                async with asyncio.timeout(UNREAD_S):
+                    await self._answered.wait()
+            except TimeoutError:
+                raise EOFError(
+                    f"it sent more than {MAX_UNANSWERED} requests and did not read the responses"
+                ) from None
+
+    def closed(self, request_id: object) -> None:
+        """Note that a request has been answered, or needs no response."""
+        if isinstance(request_id, int | str):
+            self._open.discard(coerce_request_id(request_id))
+            self._answered.set()
+
+
+class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
+    """A stream of the server's messages, with a bound on its requests.
+
+    Args:
+        stream: The stream.
+        requests: The requests of the server.
+        ended: Called with the reason when it has ended; "" if it merely ended.
+    """
+
+    def __init__(self, stream: Any, requests: _ServerRequests, ended: Callable[[str], None]) -> None:
+        self._stream, self._requests, self._ended = stream, requests, ended
 
     @property
     def last_context(self) -> Any:
@@ -557,10 +615,30 @@ class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
 
     async def receive(self) -> Any:
         try:
-            return await self._stream.receive()
+            item = await self._stream.receive()
+            await self._requests.received(getattr(item, "message", None))
+        except EOFError as error:
+            self._ended(str(error))
+            raise anyio.EndOfStream from None
         except BaseException:
-            self._ended()
+            self._ended("")
             raise
+        return item
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _AnsweringStream(anyio.abc.ObjectSendStream[Any]):
+    """A stream of messages to the server, which notes the responses to its requests."""
+
+    def __init__(self, stream: Any, requests: _ServerRequests) -> None:
+        self._stream, self._requests = stream, requests
+
+    async def send(self, item: Any) -> None:
+        await self._stream.send(item)
+        if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+            self._requests.closed(item.message.id)
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -146,8 +146,14 @@ class Line:
 
 
 def story(record: TrajectoryRecord) -> list[Line]:
-    """Return how a trajectory ended, whether its answer is correct, and which calls failed."""
-    return [*_ending(record), *_answer(record), *_cut_off(record.turns), *_calls(record)]
+    """Return how a trajectory ended, whether its answer is correct, which calls failed, and redactions."""
+    return [
+        *_ending(record),
+        *_answer(record),
+        *_cut_off(record.turns),
+        *_calls(record),
+        *_redactions(record.redactions),
+    ]
 
 
 def final_answer(record: TrajectoryRecord) -> str:
@@ -164,6 +170,11 @@ def _ending(record: TrajectoryRecord) -> Iterator[Line]:
         yield Line(tone, f"It ended after {turns}, because {REASON_WORDS[reason]}.")
     else:
         yield Line("plain", f"It ended after {turns}. The recorded reason is: {reason}")
+
+
+def _redactions(count: int) -> Iterator[Line]:
+    if count:
+        yield Line("plain", f"Secrets were removed from {_count(count, 'place')} as it was recorded.")
 
 
 def _answer(record: TrajectoryRecord) -> Iterator[Line]:
