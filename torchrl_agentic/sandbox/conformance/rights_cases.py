@@ -10,7 +10,6 @@ from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
 from torchrl_agentic.sandbox.conformance.base import CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
-    expect_line,
     oom_score_adj,
     trainer,
 )
@@ -366,4 +365,4 @@ async def the_trainers_terminal_cannot_be_opened(sandbox: Sandbox) -> None:
         asyncio.run(main())
     """
     async with trainer(sandbox, program, terminal=True) as process:
-        await expect_line(process, "shut")
+        await process.expect_line("shut")
