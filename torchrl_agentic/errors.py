@@ -57,6 +57,14 @@ class SandboxError(InfrastructureError):
     """
 
 
+class FilesNotCopied(ToolError):
+    """What code has left in a sandbox cannot be copied: too much, moved meanwhile, or without rights.
+
+    The code is to blame, so it is no `InfrastructureError`: a model must not learn to have its trajectory
+    replaced. A collector goes on without the fork.
+    """
+
+
 class ToolFailed(InfrastructureError):
     """A trajectory cannot begin or go on because a tool failed outside of its calls.
 

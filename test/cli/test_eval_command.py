@@ -185,7 +185,7 @@ def test_a_model_behind_a_service_judges_and_a_function_of_a_file_scores():
 
     def script(body, number):
         if body["model"] == "judge":
-            return completion("It is right.\nGRADE: C")
+            return completion('{"reason": "It is right.", "grade": "C"}')
         return echo(body, number)
 
     async def main():

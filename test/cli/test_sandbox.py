@@ -1,8 +1,15 @@
 """`check` about sandboxes: what works here and why the rest does not, and cases whose failures fail it."""
 
+import os
+import sys
+import sysconfig
+import venv
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from helpers.limit import limit
+from helpers.processes import run_program
 from typer.testing import CliRunner, Result
 
 from torchrl_agentic.cli.main import app
@@ -105,3 +112,19 @@ def test_sandbox_can_be_named_by_module():
     result, said = _check("sandbox", name, "--only", "output and exit code come back")
     assert result.exit_code == 0, said
     assert "unsafe: 1 passed of 1 cases" in said
+
+
+@works
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's environments can be closed to the code inside")
+def test_an_environment_that_only_root_may_read_is_no_failure(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    site = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")})
+    Path(site, "ours.pth").write_text("\n".join(filter(None, sys.path)))
+    words = [str(tmp_path / "env/bin/python"), "-m", "torchrl_agentic.cli", "check", "sandbox", "forkserver"]
+    done = run_program(
+        [*words, "--only", "a trainer that"], capture_output=True, text=True, timeout=limit(120)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed of 2 cases" in done.stdout

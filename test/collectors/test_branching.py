@@ -36,7 +36,7 @@ from torchrl_agentic import (
 )
 from torchrl_agentic.collectors import AgentCollector, Branching, BranchPoint, CollectorError
 from torchrl_agentic.engines import ChatEngine, ContextExceeded, ScriptedEngine
-from torchrl_agentic.errors import InfrastructureError
+from torchrl_agentic.errors import FilesNotCopied, InfrastructureError
 from torchrl_agentic.messages import Message
 from torchrl_agentic.records import read_groups
 from torchrl_agentic.rollout import batch_metrics
@@ -364,6 +364,22 @@ def test_a_trajectory_that_forked_and_fails_leaves_its_branches_alone():
     assert failed == ["t0/0.0@c"]
     assert [one.name for one in found] == ["t0/0.0/0~1@c", "t0/0.0/1@c"]
     assert [one.texts[0] for one in found] == [call("pure", key="0#0")] * 2
+
+
+def test_a_trajectory_whose_files_cannot_be_copied_goes_on_without_a_fork(caplog):
+    """A policy that could have its trajectory replaced by what its code leaves would learn to do so."""
+
+    class Full(Branched):
+        @contextlib.asynccontextmanager
+        async def branch(self, live, trajectory):
+            raise FilesNotCopied("there are too many files")
+            yield
+
+    collector = tree_of(tools=[Full()], group_size=2, branching=Branching(at=(1, 2)))
+    found = trajectories_of(collector)
+    assert [one.path for one in found] == [(0,), (1,)]
+    assert collector.stats.snapshot()["events"] == {}
+    assert [one.message.count("too many files") for one in caplog.records] == [1, 1]
 
 
 def test_a_tree_whose_tools_held_something_open_begins_again_as_a_whole():

@@ -62,7 +62,7 @@ class PlainChat:
     version = 0
 
     async def chat(self, messages, *, tools, max_tokens, key):
-        return Message("assistant", "GRADE: C")
+        return Message("assistant", '{"grade": "C"}')
 
     async def update(self, weights):
         return 0

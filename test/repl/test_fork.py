@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import pytest
 from helpers.limit import limit
 
-from torchrl_agentic.errors import InfrastructureError, SandboxError
+from torchrl_agentic.errors import FilesNotCopied, InfrastructureError, SandboxError
 from torchrl_agentic.repl import ForkServerRepl, Repl, SubprocessRepl
-from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, Sandbox
+from torchrl_agentic.sandbox import BubblewrapSandbox, ForkServerSandbox, ResourceLimits, Sandbox
 from torchrl_agentic.sandbox.bubblewrap import why_not
 from torchrl_agentic.sandbox.forkserver_sandbox import cannot_work
+from torchrl_agentic.sandbox.inside import files
 from torchrl_agentic.sandbox.zygote_pool import ZygotePool
 
 KINDS = [
@@ -353,6 +354,38 @@ async def test_failed_fork_leaves_no_copies(monkeypatch):
 
 
 @native
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+@pytest.mark.parametrize(
+    ("bound", "value", "words"),
+    [("MAX_COPIED", 30, "more than 30 files"), ("MAX_COPY_S", 0, "longer than 0 s")],
+)
+async def test_files_that_do_not_fit_are_the_fault_of_the_code(monkeypatch, bound, value, words):
+    monkeypatch.setattr(files, bound, value)
+    async with SubprocessRepl(BubblewrapSandbox()) as repl:
+        await repl.execute("for n in range(20): open(f'f{n}', 'w').close(); __import__('os').mkdir(f'd{n}')")
+        with pytest.raises(FilesNotCopied, match=words):
+            await repl.fork()
+        assert (await repl.execute("1 + 1")).value == "2"
+    large = SubprocessRepl(BubblewrapSandbox(ResourceLimits(disk_total_bytes=1 << 20)))
+    monkeypatch.undo()
+    async with large as repl:
+        await repl.execute("open('big', 'wb').write(bytes(2 << 20))")
+        with pytest.raises(FilesNotCopied, match="larger than disk_total_bytes"):
+            await repl.fork()
+
+
+@native
+async def test_a_copy_whose_files_do_not_fit_says_that_the_code_is_at_fault():
+    async with ForkServerRepl() as repl:
+        await repl.execute("import mmap; shared = mmap.mmap(-1, 4096)")  # so that only files can be copied
+        await repl.execute("import os; open('big', 'wb').write(os.urandom(40 << 20))")
+        (copy,) = await repl.fork()
+        with pytest.raises(FilesNotCopied, match="could not be made: files cannot be copied"):
+            await copy.execute("1")
+        assert (await repl.execute("1 + 1")).value == "2"
+        await copy.close()
+
+
 async def test_invalid_number_of_copies_is_rejected():
     async with ForkServerRepl() as repl:
         with pytest.raises(TypeError):

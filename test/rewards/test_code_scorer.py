@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.limit import limit
 
 from torchrl_agentic import InfrastructureError, SandboxError
 from torchrl_agentic.rewards import CodeScorer, last_code_block
@@ -201,6 +202,15 @@ async def test_a_program_that_fails_or_floods_does_not_pass(scorer, code: str):
     assert (await scorer(answer(code, {"input": "4", "output": "8"}))).value == 0
 
 
+async def test_all_tests_together_have_a_bound_too():
+    scorer = CodeScorer(timeout_s=limit(60), total_timeout_s=1)
+    for tests in ([ADD] * 9, [("", "1")] * 9):
+        found = await scorer(answer("while True: pass", *tests))
+        assert found.value == 0
+        assert "test 0: no end within" in found.explanation
+        assert "test 1: not run: all tests together took 1 s" in found.explanation
+
+
 async def test_endless_code_ends_at_the_timeout():
     scorer = CodeScorer(timeout_s=1.5)
     endless = "while True: pass"
@@ -322,7 +332,9 @@ def test_outputs_may_differ_in_white_space_at_ends_only():
     assert not same_output("a\n\nb", "a\nb")
 
 
-@pytest.mark.parametrize("options", [{"score": "some"}, {"timeout_s": 0}, {"memory_bytes": 0}])
+@pytest.mark.parametrize(
+    "options", [{"score": "some"}, {"timeout_s": 0}, {"total_timeout_s": 0}, {"memory_bytes": 0}]
+)
 def test_wrong_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         CodeScorer(**options)

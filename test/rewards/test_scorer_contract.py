@@ -26,7 +26,7 @@ class AlwaysRight(ChatEngine):
     version, max_concurrent = 0, 8
 
     async def chat(self, messages, *, tools, max_tokens, key):
-        return Message("assistant", "GRADE: C")
+        return Message("assistant", '{"grade": "C"}')
 
     async def update(self, weights):
         return 0
@@ -53,7 +53,7 @@ class TestContains(ScorerContract):
     least, most = 0.0, 1.0
 
     def make(self):
-        return contains(whole_words=True)
+        return contains()
 
 
 class TestMatchesRegex(ScorerContract):

@@ -114,6 +114,10 @@ def test_only_low_halves_of_arguments_count(machine, name, arguments):
         ("fcntl", (0, 1026), EPERM),
         ("fcntl", (0, 1024, 1), EPERM),
         ("fcntl", (0, 1040, 1), EPERM),
+        ("fcntl", (0, 1031, 1 << 20), EPERM),
+        ("sendmsg", (3, 1), EPERM),
+        ("sendmmsg", (3, 1, 1), EPERM),
+        ("timer_create", (1,), ENOSYS),
         ("fcntl", (0, 8, 1), ALLOW),
         ("mmap", (0, 4096, 3, 0x40022), EPERM),
         ("mmap", (0, 4096, 3, 0x22), ALLOW),
@@ -147,6 +151,7 @@ def test_arguments_decide(machine, name, arguments, expected):
     [
         ({"families": NETWORK}, "socket", (2, 1), ALLOW),
         ({"families": NETWORK}, "socket", (16, 3), EAFNOSUPPORT),
+        ({"families": NETWORK}, "sendmsg", (3, 1), ALLOW),
         ({"enters": True}, "setns", (3, 0x10000000), ALLOW),
         ({"enters": True}, "setns", (3, 0), EPERM),
         ({"landlock": 5}, "socketpair", (1, 2), EPERM),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from torchrl_agentic.dispatch import Session
-from torchrl_agentic.errors import check_count
+from torchrl_agentic.errors import FilesNotCopied, check_count
 from torchrl_agentic.messages import Turn
 from torchrl_agentic.tools.base import Tool, Toolset, has_sessions, world_name
 from torchrl_agentic.trajectory.fork import Fork, ForkState
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.spec import TrajectorySpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,8 @@ class Forking:
 
         Raises:
             TypeError: If a tool that is open defines no `branch`, or the function `at` returns no bool.
-            InfrastructureError: If the state of a tool cannot be copied.
+            InfrastructureError: If the state of a tool cannot be copied. If what code has left is to blame,
+                the trajectory goes on without a fork, here and later.
         """
         place = self._branch
         if place.n_leaves < 2:
@@ -207,7 +211,12 @@ class Forking:
             )
             for number, share in enumerate(shares)
         ]
-        sessions = await run.branch_session([self._name_of(branch.path) for branch in branches[1:]])
+        try:
+            sessions = await run.branch_session([self._name_of(branch.path) for branch in branches[1:]])
+        except FilesNotCopied as error:
+            place.n_leaves = 1
+            logger.warning("%s cannot fork: %s", self._name_of(place.path), error)
+            return
         own, *others = branches
         place.n_leaves, place.forks, place.state = own.n_leaves, own.forks, own.state
         for branch, session in zip(others, sessions, strict=True):

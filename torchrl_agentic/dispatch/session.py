@@ -371,7 +371,8 @@ class Session:
 
         Raises:
             TypeError: If a tool that is open here defines no `branch`.
-            InfrastructureError: If the state of a tool cannot be copied.
+            FilesNotCopied: If code has left more files than fit, or what cannot be copied.
+            InfrastructureError: If the state of a tool cannot be copied for another reason.
         """
         try:
             for session in into:

@@ -167,8 +167,9 @@ class Repl(metaclass=Interface, members=("sandbox", "open", "close", "execute", 
             n: Number of copies.
 
         Raises:
-            InfrastructureError: If a copy cannot be made. If `fork` returns before the copies exist, later
-                calls of a copy raise it.
+            FilesNotCopied: If code has left more files than fit, or what cannot be copied.
+            InfrastructureError: If a copy cannot be made otherwise. If `fork` returns before the copies
+                exist, later calls of a copy raise what went wrong.
         """
         sandboxes = await self.sandbox.clones(n)
         clones: list[Repl] = []

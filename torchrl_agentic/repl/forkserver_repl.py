@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torchrl_agentic.errors import InfrastructureError, SandboxError
+from torchrl_agentic.errors import FilesNotCopied, InfrastructureError, SandboxError
 from torchrl_agentic.repl.base import Repl
 from torchrl_agentic.repl.supervised import SupervisedRepl
 from torchrl_agentic.sandbox.base import Sandbox
@@ -48,7 +48,7 @@ class ForkServerRepl(SupervisedRepl):
 
         The files are those below /work and /tmp. Return as soon as no cell runs; calls of a copy, or of this
         interpreter, wait until all copies exist. If they cannot be made, calls of a copy raise
-        InfrastructureError.
+        InfrastructureError; or FilesNotCopied, if the reason is what code has left in the workspace.
 
         Threads, processes and connections of cells are not copied, and end here too. If the copies would
         share something, such as shared memory, the cells run again instead.
@@ -83,13 +83,14 @@ class ForkServerRepl(SupervisedRepl):
     def _settle(self, clones: Sequence[ForkServerRepl], cloning: asyncio.Task[None]) -> None:
         """Release the locks. A callback, because that runs also if the task never started."""
         error = asyncio.CancelledError("cancelled") if cloning.cancelled() else cloning.exception()
-        if isinstance(error, Exception) and not isinstance(error, InfrastructureError):
+        if isinstance(error, Exception) and not isinstance(error, InfrastructureError | FilesNotCopied):
             logger.warning("copying an interpreter failed", exc_info=error)
+        kind = FilesNotCopied if isinstance(error, FilesNotCopied) else SandboxError
         for one in (self, *clones):
             one._sandbox.cloning = None
             one._lock.release()
             if error is not None and one is not self:
-                one._sandbox.lost = f"a copy could not be made: {str(error) or repr(error)}"
+                one._sandbox.lost = kind(f"a copy could not be made: {str(error) or repr(error)}")
 
     async def interrupt(self) -> None:
         """Stop the running code; do nothing while copies are made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, cast
 
@@ -49,7 +49,7 @@ def right_answers(trajectory: Trajectory, answers: Answers | None = None) -> lis
             them; None: `Task.truth`.
 
     Raises:
-        ValueError: If the task has no right answer.
+        ValueError: If the task has no right answer, or an empty one, which any text would have.
     """
     found: Any = answers(trajectory) if callable(answers) else answers
     if found is None:
@@ -61,6 +61,10 @@ def right_answers(trajectory: Trajectory, answers: Answers | None = None) -> lis
     if not texts:
         raise ValueError(
             f"task {trajectory.task.name!r} has no right answer: set Task.answer, or pass answers="
+        )
+    if not all(text.strip() for text in texts):
+        raise ValueError(
+            f"task {trajectory.task.name!r} has an empty right answer, which any text would have"
         )
     return texts
 
@@ -87,6 +91,26 @@ def normalized(
     return text
 
 
+def is_letter(text: str) -> bool:
+    """Return True for a single letter, such as that of a choice: its case counts within longer texts."""
+    return len(text) == 1 and text.lower() != text.upper()
+
+
+def find_words(text: str, words: str) -> Iterator[int]:
+    """Yield where words stand in a text, no word or number continuing at either end.
+
+    Args:
+        text: The text.
+        words: The words, not empty.
+    """
+    start = text.find(words)
+    while start >= 0:
+        end = start + len(words)
+        if not _joins(text[start - 1 : start], words[0]) and not _joins(words[-1], text[end : end + 1]):
+            yield start
+        start = text.find(words, start + 1)
+
+
 def exact_match(
     *,
     answers: Answers | None = None,
@@ -108,7 +132,7 @@ def exact_match(
             such as `marked_answer`. None: the whole text.
         location: "whole": the answer equals a right one. "start" and "end": it begins or ends with one, and
             no word or number continues there.
-        ignore_case: Fold upper and lower case.
+        ignore_case: Fold upper and lower case, except of a single letter at the start or the end.
         ignore_space: Treat any white space as one space.
         ignore_punctuation: Ignore punctuation around the answers, and commas between thousands.
 
@@ -119,14 +143,15 @@ def exact_match(
     if location not in ("whole", "start", "end"):
         raise ValueError(f"location is 'whole', 'start' or 'end'; got {location!r}")
 
-    def plain(value: str) -> str:
-        return normalized(
-            value, ignore_case=ignore_case, ignore_space=ignore_space, ignore_punctuation=ignore_punctuation
-        )
-
     def agrees(found: str, right: str) -> bool:
-        found, right = plain(found), plain(right)
-        if location == "whole" or not right:
+        folds = ignore_case and (location == "whole" or not is_letter(right.strip()))
+        found, right = (
+            normalized(
+                one, ignore_case=folds, ignore_space=ignore_space, ignore_punctuation=ignore_punctuation
+            )
+            for one in (found, right)
+        )
+        if location == "whole":
             return found == right
         if location == "start":
             return found.startswith(right) and not _joins(right[-1], found[len(right) : len(right) + 1])
@@ -139,7 +164,7 @@ def contains(
     *,
     answers: Answers | None = None,
     text: TextOf | None = None,
-    whole_words: bool = False,
+    whole_words: bool = True,
     ignore_case: bool = True,
     ignore_space: bool = True,
 ) -> AnswerScorer:
@@ -152,23 +177,19 @@ def contains(
         answers: The right answer, a list of right answers of which any counts, or a function of the
             trajectory that returns them; None: `Task.truth`.
         text: Function of the trajectory that returns the text to look at; None: `Trajectory.final_answer`.
-        whole_words: The occurrence must not be a part of a longer word or number.
+        whole_words: The occurrence must not be a part of a longer word or number, and the case of a single
+            letter counts.
         ignore_case: Fold upper and lower case.
         ignore_space: Treat any white space as one space.
     """
 
-    def plain(value: str) -> str:
-        return normalized(value, ignore_case=ignore_case, ignore_space=ignore_space, ignore_punctuation=False)
-
     def agrees(found: str, right: str) -> bool:
-        found, right = plain(found), plain(right)
-        start = found.find(right) if right else -1
-        while start >= 0:
-            before, after = found[start - 1 : start], found[start + len(right) : start + len(right) + 1]
-            if not (whole_words and (_joins(before, right[0]) or _joins(right[-1], after))):
-                return True
-            start = found.find(right, start + 1)
-        return False
+        folds = ignore_case and not (whole_words and is_letter(right.strip()))
+        found, right = (
+            normalized(one, ignore_case=folds, ignore_space=ignore_space, ignore_punctuation=False)
+            for one in (found, right)
+        )
+        return any(True for _ in find_words(found, right)) if whole_words else right in found
 
     return _scorer("contains", agrees, answers=answers, text=text)
 

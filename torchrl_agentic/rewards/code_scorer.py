@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,6 +164,8 @@ class CodeScorer:
         score: "share": passed tests divided by all. "all": 1.0 if all pass, else 0.0; stops at the first
             failure.
         timeout_s: Seconds for each test.
+        total_timeout_s: Seconds for all tests of a solution together; the tests that are left then have
+            failed. None: six times `timeout_s`.
         memory_bytes: Memory of each process of the code, unless `sandbox` has tighter limits.
         max_concurrent: Number of trajectories that run code at once.
         same: Function of (output, expected output) that returns True if they agree.
@@ -180,6 +183,7 @@ class CodeScorer:
         sandbox: Sandbox | None = None,
         score: Literal["share", "all"] = "share",
         timeout_s: float = 10.0,
+        total_timeout_s: float | None = None,
         memory_bytes: int = 512 << 20,
         max_concurrent: int = 8,
         same: Callable[[str, str], bool] = same_output,
@@ -187,11 +191,13 @@ class CodeScorer:
         if score not in ("share", "all"):
             raise ValueError(f"score is 'share' or 'all'; got {score!r}")
         check_seconds("timeout_s", timeout_s)
+        total_s = 6 * timeout_s if total_timeout_s is None else total_timeout_s
+        check_seconds("total_timeout_s", total_s)
         check_count("memory_bytes", memory_bytes, optional=False)
         limits = ResourceLimits(memory_bytes=memory_bytes, cpu_seconds=None, wall_seconds=timeout_s)
         self._sandbox = default_sandbox(limits) if sandbox is None else sandbox
         self._tests, self._code, self._score, self._same = tests, code, score, same
-        self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
+        self._timeout_s, self._total_s, self._memory_bytes = timeout_s, total_s, memory_bytes
         self._limiter = RateLimiter(max_concurrent=max_concurrent)
         self._bridge = Path(code_bridge.__file__).read_bytes()
 
@@ -237,8 +243,13 @@ class CodeScorer:
                 if beside is not None:
                     await beside.open()
                     await beside.write_file(_BRIDGE, self._bridge)
+                until = time.monotonic() + self._total_s
                 for test in tests:
-                    found.append(await self._run(test, inside, beside))
+                    left_s = until - time.monotonic()
+                    if left_s <= 0:
+                        found.append(f"not run: all tests together took {self._total_s:g} s")
+                    else:
+                        found.append(await self._run(test, inside, beside, min(self._timeout_s, left_s)))
                     if found[-1] and self._score == "all":
                         break
             finally:
@@ -246,23 +257,23 @@ class CodeScorer:
                     await beside.close()
         return found
 
-    async def _run(self, test: CodeTest, inside: Sandbox, beside: Sandbox | None) -> str:
+    async def _run(self, test: CodeTest, inside: Sandbox, beside: Sandbox | None, timeout_s: float) -> str:
         if test.stdout is not None:
-            return await self._run_program(test.stdin, test.stdout, inside)
+            return await self._run_program(test.stdin, test.stdout, inside, timeout_s)
         assert beside is not None
         await beside.write_file(_TESTS, test.code.encode())
-        return await self._run_code(inside, beside)
+        return await self._run_code(inside, beside, timeout_s)
 
-    async def _run_program(self, stdin: str, expected: str, inside: Sandbox) -> str:
+    async def _run_program(self, stdin: str, expected: str, inside: Sandbox, timeout_s: float) -> str:
         own = inside.limits
         limits = replace(
             own,
-            wall_seconds=min(self._timeout_s, own.wall_seconds or self._timeout_s),
+            wall_seconds=min(timeout_s, own.wall_seconds or timeout_s),
             memory_bytes=min(self._memory_bytes, own.memory_bytes or self._memory_bytes),
         )
         ended = await inside.run([*inside.python_argv, _SOLUTION], stdin=stdin.encode(), limits=limits)
         if ended.timed_out:
-            return f"no end within {self._timeout_s:g} s"
+            return f"no end within {limits.wall_seconds:.3g} s"
         if ended.exit_code:
             return f"exit code {ended.exit_code}: {ended.stderr.strip()[-200:]}"
         if ended.truncated:
@@ -271,16 +282,16 @@ class CodeScorer:
             return f"expected {expected.strip()!r:.100}; found {ended.stdout.strip()!r:.100}"
         return ""
 
-    async def _run_code(self, inside: Sandbox, beside: Sandbox) -> str:
+    async def _run_code(self, inside: Sandbox, beside: Sandbox, timeout_s: float) -> str:
         """Run a test with code: start both processes, and pass messages on until there is a verdict."""
         solution = await inside.spawn([*inside.python_argv, _BRIDGE, "solution", _SOLUTION])
         try:
             tests = await beside.spawn([*beside.python_argv, _BRIDGE, "tests", _TESTS])
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(timeout_s):
                     return await _verdict(solution, inside, tests, beside)
             except TimeoutError:
-                return f"no end within {self._timeout_s:g} s"
+                return f"no end within {timeout_s:.3g} s"
             finally:
                 await tests.kill()
         finally:

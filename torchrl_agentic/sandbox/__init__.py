@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrl_agentic.errors import InfrastructureError, SandboxError, load_lazily
+from torchrl_agentic.errors import FilesNotCopied, InfrastructureError, SandboxError, load_lazily
 
 if TYPE_CHECKING:
     from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult
@@ -27,6 +27,7 @@ __all__ = [
     "BubblewrapSandbox",
     "DockerSandbox",
     "E2BSandbox",
+    "FilesNotCopied",
     "ForkServerSandbox",
     "InfrastructureError",
     "LandlockSandbox",

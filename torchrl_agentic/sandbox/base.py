@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from torchrl_agentic.errors import Interface, SandboxError
+from torchrl_agentic.errors import FilesNotCopied, Interface
 from torchrl_agentic.sandbox.inside.files import WORK
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
 __all__ = ["THREATS", "WORK", "Process", "Sandbox", "SandboxResult", "check_argv", "enforced"]
 
 _ARCHIVE = ".torchrl_agentic.tar"
-_PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -T - -cf "$2"'
+_PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -S -T - -cf "$2"'
 THREATS: Mapping[str, str] = {
     "host_files": "read or write files of the host, or of another sandbox, that were not granted",
     "host_metadata": "learn which files the host has, or change their rights and times",
@@ -242,6 +242,7 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
             n: Number of sandboxes.
 
         Raises:
+            FilesNotCopied: If code inside has left more than fits, or what cannot be copied.
             SandboxError: If they cannot be created.
         """
         clones: list[Sandbox] = []
@@ -264,10 +265,14 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
             other: The sandbox to copy to.
 
         Raises:
-            SandboxError: If the files do not fit into the other sandbox.
+            FilesNotCopied: If code inside has left more than fits, or what cannot be copied.
+            SandboxError: If a sandbox is lost.
         """
         await self._pack_up("sh", "-c", _PACK, "sh", WORK, _ARCHIVE)
-        await other.write_file(_ARCHIVE, await self.read_file(_ARCHIVE))
+        try:
+            await other.write_file(_ARCHIVE, await self.read_file(_ARCHIVE))
+        except OSError as error:  # code inside has replaced the archive, or it does not fit
+            raise FilesNotCopied(f"files cannot be copied: {error}") from error
         await self._pack_up("rm", "-f", f"{WORK}/{_ARCHIVE}")
         await other._pack_up("tar", "-C", WORK, "--overwrite", "-xf", f"{WORK}/{_ARCHIVE}")
         await other._pack_up("rm", "-f", f"{WORK}/{_ARCHIVE}")
@@ -275,7 +280,7 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
     async def _pack_up(self, *argv: str) -> None:
         result = await self.run(argv)
         if result.exit_code:
-            raise SandboxError(f"files cannot be copied: {result.stderr.strip() or result.exit_code}")
+            raise FilesNotCopied(f"files cannot be copied: {result.stderr.strip() or result.exit_code}")
 
     @property
     def python_argv(self) -> tuple[str, ...]:

@@ -122,8 +122,8 @@ class ForkServerSandbox(Sandbox):
         """
         self.cloning: asyncio.Task[None] | None = None
         """Task that is copying this sandbox, or making it a copy; other requests wait for it."""
-        self.lost = ""
-        """Why this sandbox could not become a copy; "" if it could."""
+        self.lost: Exception | None = None
+        """Why this sandbox could not become a copy; None if it could."""
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:
@@ -158,7 +158,7 @@ class ForkServerSandbox(Sandbox):
         if self._reopens or (self._link is not None and self._link.is_lost):
             await self._renew()
         if self._link is None:
-            raise SandboxError(self.lost or "the sandbox is not open: use 'async with', or call open() first")
+            raise self.lost or SandboxError("the sandbox is not open: use 'async with', or call open() first")
         return self._link
 
     async def _renew(self) -> None:
@@ -198,8 +198,9 @@ class ForkServerSandbox(Sandbox):
             await self._open()
 
     async def _open(self) -> None:
-        reason = self.lost or cannot_work()
-        if reason:
+        if self.lost is not None:
+            raise self.lost
+        if reason := cannot_work():
             raise SandboxError(reason)
         self._pool = shared_pool(_zygote_spec(self.limits, self.preload))
         link = self._connect(await self._pool.acquire())

@@ -107,7 +107,7 @@ _NEW_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone(2) takes
 _ENTERED = (0x10000000, 0x00020000, 0x08000000, 0x04000000, 0x40000000, 0x20000000)
 _STREAM, _SEQPACKET = 1, 5
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_F_SETLEASE, _F_NOTIFY, _F_SETDELEG = 1024, 1026, 1040
+_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ, _F_SETDELEG = 1024, 1026, 1031, 1040
 _F_SETOWN, _F_SETOWN_EX, _FIOSETOWN, _SIOCSPGRP = 8, 15, 0x8901, 0x8902
 _MAP_HUGETLB = 0x40000
 _NEW_LISTENER = 1 << 3
@@ -196,11 +196,13 @@ def _checks(families: tuple[int, ...], enters: bool, landlock: int, has_namespac
     return checks | {
         "clone": load(ARG0) + with_any(_NEW_NAMESPACE, _NO) + ALLOW,
         "clone3": refuse(errno.ENOSYS),
+        "timer_create": refuse(errno.ENOSYS),
+        **dict.fromkeys(("sendmsg", "sendmmsg"), ALLOW if families else _NO),
         "setns": load(ARG1) + entered + _NO,
         "socket": load(ARG0) + opened + refuse(errno.EAFNOSUPPORT),
         "socketpair": load(ARG0) + when(AF_UNIX, pairs) + refuse(errno.EAFNOSUPPORT),
         "ioctl": _refusing(ARG1, (_TIOCSTI, _TIOCLINUX, *device_owner)),
-        "fcntl": _refusing(ARG1, (_F_SETLEASE, _F_NOTIFY, _F_SETDELEG, *owner)),
+        "fcntl": _refusing(ARG1, (_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ, _F_SETDELEG, *owner)),
         "mmap": load(ARG3) + with_any(_MAP_HUGETLB, _NO) + ALLOW,
         # A listener of the code itself would be asked instead of the supervisor.
         "seccomp": load(ARG1) + with_any(_NEW_LISTENER, _NO) + ALLOW,

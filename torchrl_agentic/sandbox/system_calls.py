@@ -117,9 +117,18 @@ TABLE = (
         "Clocks can be read, and timers end with their process.",
         """
         time 201/-, gettimeofday 96/169, clock_gettime 228/113, clock_getres 229/114, clock_nanosleep
-        230/115, nanosleep 35/101, alarm 37/-, getitimer 36/102, setitimer 38/103, timer_create 222/107,
+        230/115, nanosleep 35/101, alarm 37/-, getitimer 36/102, setitimer 38/103,
         timer_settime 223/110, timer_gettime 224/108, timer_getoverrun 225/109, timer_delete 226/111, times
         100/153
+        """,
+    ),
+    Calls(
+        "timers of POSIX",
+        "checked",
+        "They use up an account of the user that all trajectories share. The call returns ENOSYS, and "
+        "programs such as timeout fall back to alarm.",
+        """
+        timer_create 222/107
         """,
     ),
     Calls(
@@ -138,9 +147,18 @@ TABLE = (
         "allowed",
         "Opening a socket is checked.",
         """
-        connect 42/203, accept 43/202, accept4 288/242, sendto 44/206, recvfrom 45/207, sendmsg 46/211,
-        recvmsg 47/212, sendmmsg 307/269, recvmmsg 299/243, shutdown 48/210, bind 49/200, listen 50/201,
-        getsockname 51/204, getpeername 52/205, setsockopt 54/208, getsockopt 55/209
+        connect 42/203, accept 43/202, accept4 288/242, sendto 44/206, recvfrom 45/207, recvmsg 47/212,
+        recvmmsg 299/243, shutdown 48/210, bind 49/200, listen 50/201, getsockname 51/204, getpeername
+        52/205, setsockopt 54/208, getsockopt 55/209
+        """,
+    ),
+    Calls(
+        "messages with open files",
+        "checked",
+        "Only with a network that was granted, which needs them: files in flight over sockets count against "
+        "one account of the user, which trainer and trajectories share.",
+        """
+        sendmsg 46/211, sendmmsg 307/269
         """,
     ),
     Calls(
@@ -213,8 +231,9 @@ TABLE = (
     Calls(
         "control of open files",
         "checked",
-        "No watching of folders, and no leases, which block other programs that open a file; where signals "
-        "are not scoped, no choice of who gets one.",
+        "No watching of folders, no leases, which block other programs that open a file, and no larger "
+        "pipes, whose pages count against an account of the user; where signals are not scoped, no choice of "
+        "who gets one.",
         """
         fcntl 72/25
         """,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator, Sequence
 
+from torchrl_agentic.errors import FilesNotCopied, SandboxError
 from torchrl_agentic.sandbox.inside.files import (
     WORK,
     copy_tree,
@@ -23,6 +25,8 @@ from torchrl_agentic.sandbox.roots import NOBODY
 __all__ = ["MAX_READ", "NOBODY", "Workspace", "inside"]
 MAX_READ = 64 << 20
 """Maximum bytes that `read` returns."""
+_OF_HOST = (errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of copying that the host causes: one of both folders is gone, or something has run out."""
 
 
 class Workspace:
@@ -38,6 +42,7 @@ class Workspace:
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         limits = limits or ResourceLimits()
         self._readable = [*map(os.path.abspath, (*limits.fs_read_roots, *limits.fs_write_roots))]
+        self._max_bytes = limits.disk_total_bytes
         self._writable = [*map(os.path.abspath, limits.fs_write_roots)]
         self.path = tempfile.mkdtemp(prefix="torchrl_agentic-")
         if os.geteuid() == 0:
@@ -88,9 +93,18 @@ class Workspace:
         return real, steps, NOBODY if os.geteuid() == 0 else None
 
     def copy_to(self, other: Workspace) -> None:
-        """Copy all files to another workspace, replacing those with the same name."""
-        with _folder(self.path) as source, _folder(other.path) as target:
-            copy_tree(source, target, own=_own)
+        """Copy all files to another workspace, replacing those with the same name.
+
+        Raises:
+            FilesNotCopied: If code inside has left more than fits, or what cannot be copied.
+            SandboxError: If the host is full, or a workspace was removed.
+        """
+        try:
+            with _folder(self.path) as source, _folder(other.path) as target:
+                copy_tree(source, target, own=_own, max_bytes=self._max_bytes)
+        except OSError as error:
+            kind = SandboxError if error.errno in _OF_HOST else FilesNotCopied
+            raise kind(f"files cannot be copied: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

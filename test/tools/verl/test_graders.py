@@ -55,7 +55,20 @@ def test_mathematics_is_compared_by_boxed_answers(answer, truth):
     assert same_mathematics(answer, truth)
 
 
-@pytest.mark.parametrize(("answer", "truth"), [(r"\boxed{1}", "2"), (r"\boxed{1/0}", "1"), (r"\boxed{", "x")])
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        (r"\boxed{1}", "2"),
+        (r"\boxed{1/0}", "1"),
+        (r"\boxed{", "x"),
+        (r"\boxed{}", "$"),
+        *(
+            (rf"\boxed{{{one}}}", r"\boxed{5}")
+            for one in ("sNaN", "NaN", "-Infinity", "1/sNaN", "0/Infinity")
+        ),
+        (r"\boxed{-Infinity}", r"\boxed{sNaN}"),
+    ],
+)
 def test_other_mathematics_is_other(answer, truth):
     assert not same_mathematics(answer, truth)
 

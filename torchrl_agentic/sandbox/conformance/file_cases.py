@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 
+from torchrl_agentic.errors import FilesNotCopied
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import never_infra, python, refused
 from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
@@ -201,6 +202,39 @@ async def files_and_links_are_copied_with_their_type(make: Make) -> None:
             await refused(other.read_file("link"), PermissionError)
         assert [path.name for path in folder.iterdir()] == ["secret"]
         assert (folder / "secret").read_text() == SECRET
+
+
+@group.factory_case(needs=["files"])
+async def odd_folders_are_copied_or_are_the_fault_of_the_code(make: Make) -> None:
+    """Deep folders, holes, hard links, odd names; then a folder without rights, which may be refused."""
+    code = """
+        import os
+        top = os.open('.', os.O_RDONLY)
+        for _ in range(900): os.mkdir('d'); os.chdir('d')
+        open('bottom', 'w').write('deep'); os.fchdir(top)
+        for name in ('holes', 'more'): open(name, 'wb').truncate(48 << 20)
+        open('one', 'wb').write(bytes(4 << 20))
+        for number in range(30): os.link('one', f'link{number}')
+        os.mkfifo('pipe'); os.mkdir('dir'); os.link('one', 'dir/link')
+        for name in (b'\\xff\\n', b'-rf', b'x' * 255, 'é*?'.encode()): os.close(os.open(name, os.O_CREAT))
+    """
+    look = """
+        import os
+        top = os.open('.', os.O_RDONLY)
+        for name in (b'\\xff\\n', b'-rf', b'x' * 255, 'é*?'.encode()): os.stat(name)
+        print([os.stat(name).st_size >> 20 for name in ('holes', 'more', 'one', 'dir/link')])
+        print(sum(os.stat(name).st_blocks >> 11 for name in ('holes', 'more')), os.stat('one').st_nlink)
+        for _ in range(900): os.chdir('d')
+        print(open('bottom').read())
+    """
+    async with make() as sandbox, make() as other:
+        assert (await python(sandbox, code)).exit_code == 0
+        async with asyncio.timeout(HANG_S):
+            await sandbox.copy_files(other)
+        assert (await python(other, look)).stdout == "[48, 48, 4, 4]\n0 32\ndeep\n"
+        await sandbox.run(["sh", "-c", "mkdir shut; touch shut/file; chmod 000 shut"])
+        with contextlib.suppress(FilesNotCopied):
+            await sandbox.copy_files(other)
 
 
 @group.case(needs=["files"])

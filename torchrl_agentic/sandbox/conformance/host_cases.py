@@ -16,7 +16,9 @@ import tempfile
 import textwrap
 import time
 from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import Sandbox, SandboxResult
@@ -219,11 +221,39 @@ if terminal:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerProcess:
+    """Another process that uses a sandbox; its warnings and errors are kept apart from its output."""
+
+    process: asyncio.subprocess.Process
+    errors: IO[bytes]
+
+    def kill(self) -> None:
+        """Kill it, as the kernel does when memory runs out."""
+        self.process.kill()
+
+    async def expect_line(self, expected: str) -> None:
+        """Assert that it prints a line next.
+
+        Args:
+            expected: The line.
+        """
+        assert self.process.stdout is not None
+        line = "nothing"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HANG_S):
+                line = (await self.process.stdout.readline()).decode()
+        if line != f"{expected}\n":
+            self.errors.seek(0)
+            said = self.errors.read()[-2000:].decode("utf-8", "replace")
+            raise AssertionError(f"the trainer printed {line!r} instead of {expected!r}; errors: {said!r}")
+
+
 @contextlib.asynccontextmanager
 async def trainer(
     sandbox: Sandbox, program: str, *arguments: str, terminal: bool = False
-) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Run another process that uses a sandbox like this one; check its output with `expect_line`.
+) -> AsyncGenerator[TrainerProcess]:
+    """Run another process that uses a sandbox like this one.
 
     Args:
         sandbox: The sandbox, unopened.
@@ -232,29 +262,19 @@ async def trainer(
         terminal: Run it with a controlling terminal.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    process = await asyncio.create_subprocess_exec(
-        _python(), "-c", _TRAINER + textwrap.dedent(program), env=env, start_new_session=True,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdin is not None
-    try:
-        process.stdin.write(pickle.dumps((sandbox.fresh(), arguments, terminal)))
-        process.stdin.close()
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.communicate()
-
-
-async def expect_line(process: asyncio.subprocess.Process, expected: str) -> None:
-    """Assert that a trainer prints a line next.
-
-    Args:
-        process: The trainer.
-        expected: The line.
-    """
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if line.decode() != f"{expected}\n":
-        raise AssertionError(f"the trainer failed: {(line + await process.stdout.read()).decode()!r}")
+    with tempfile.TemporaryFile() as errors:
+        process = await asyncio.create_subprocess_exec(
+            _python(), "-c", _TRAINER + textwrap.dedent(program), env=env, start_new_session=True,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+        assert process.stdin is not None
+        try:
+            process.stdin.write(pickle.dumps((sandbox.fresh(), arguments, terminal)))
+            process.stdin.close()
+            yield TrainerProcess(process, errors)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with contextlib.suppress(TimeoutError):  # what it has started may hold its output open
+                async with asyncio.timeout(END_S):
+                    await process.communicate()

@@ -10,7 +10,6 @@ from torchrl_agentic.sandbox.conformance.attack_cases import python, until
 from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
-    expect_line,
     file_appears,
     new_mark,
     trainer,
@@ -137,7 +136,7 @@ asyncio.run(main())
 async def a_killed_trainer_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=60), mark) as process:
-        await expect_line(process, "training")
+        await process.expect_line("training")
         process.kill()
         await check_gone(mark)
 
@@ -146,7 +145,7 @@ async def a_killed_trainer_leaves_no_processes(make: Make) -> None:
 async def a_trainer_that_ends_without_closing_leaves_no_processes(make: Make) -> None:
     mark = new_mark()
     async with trainer(make(), _TRAINING.format(seconds=0), mark) as process:
-        await expect_line(process, "training")
+        await process.expect_line("training")
         await check_gone(mark)
 
 
@@ -164,6 +163,6 @@ async def daemons_of_a_trainer_that_was_killed_end_too(make: Make) -> None:
         asyncio.run(main())
     """
     async with trainer(make(), program, f"mark = {mark!r}\n{DAEMONS}") as process:
-        await expect_line(process, "training")
+        await process.expect_line("training")
         process.kill()
         await check_gone(mark)

@@ -12,7 +12,6 @@ from torchrl_agentic.sandbox.conformance.attack_cases import refused, until
 from torchrl_agentic.sandbox.conformance.base import HANG_S, CaseGroup, Make
 from torchrl_agentic.sandbox.conformance.host_cases import (
     check_gone,
-    expect_line,
     file_appears,
     files_named,
     new_mark,
@@ -254,4 +253,4 @@ async def an_unopened_sandbox_can_be_sent_to_another_process(make: Make) -> None
         asyncio.run(main())
     """
     async with trainer(make(), program) as process:
-        await expect_line(process, "there")
+        await process.expect_line("there")

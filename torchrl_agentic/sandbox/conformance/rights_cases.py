@@ -10,7 +10,6 @@ from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped, prepared_inside, python
 from torchrl_agentic.sandbox.conformance.base import CaseGroup
 from torchrl_agentic.sandbox.conformance.host_cases import (
-    expect_line,
     oom_score_adj,
     trainer,
 )
@@ -219,6 +218,31 @@ def accounts_of_the_whole_machine_cannot_be_used_up() -> str:
 
 
 @group.attacks("privileges", needs=["seccomp", "x86_64"])
+def accounts_of_the_user_cannot_be_used_up() -> str:
+    """The trainer, and the other trajectories, count against the same ones."""
+    return """
+        import array, fcntl, socket
+        one, other = socket.socketpair()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0] * 100))]
+        attempt('files in flight', lambda: one.sendmsg([b'x'], rights))
+        attempt('sendmmsg', lambda: syscall(307, one.fileno(), ctypes.create_string_buffer(64), 1, 0))
+        attempt('timer_create', lambda: syscall(222, 1, None, ctypes.create_string_buffer(8)))
+        attempt('larger pipes', lambda: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20))
+        attempt('inotify', lambda: syscall(294, 0))
+        attempt('key', lambda: syscall(248, b'user', b'planted', b'x', 1, -4))
+        attempt('queue', lambda: syscall(240, b'planted', os.O_CREAT | os.O_RDWR, 0o600, None))
+        attempt('locked memory', lambda: syscall(319, b'planted', 4))
+    """
+
+
+@group.case("privileges", needs=["seccomp", "linux"])
+async def programs_that_bound_their_time_still_do(sandbox: Sandbox) -> None:
+    """Without timers of POSIX, which are denied."""
+    result = await sandbox.run(["timeout", "0.2", "sleep", "60"])
+    assert (result.exit_code, result.stderr) == (124, ""), result
+
+
+@group.attacks("privileges", needs=["seccomp", "x86_64"])
 def newer_forms_of_denied_calls_are_denied() -> str:
     """By the filter, whatever their arguments."""
     return """
@@ -366,4 +390,4 @@ async def the_trainers_terminal_cannot_be_opened(sandbox: Sandbox) -> None:
         asyncio.run(main())
     """
     async with trainer(sandbox, program, terminal=True) as process:
-        await expect_line(process, "shut")
+        await process.expect_line("shut")

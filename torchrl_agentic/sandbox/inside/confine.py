@@ -140,11 +140,12 @@ def _become(order: Order, trusted: int, report: socket.socket) -> NoReturn:
             tcp=order["tcp"],
             version=order["version"],
         )
-        # First, because the filter prevents the command from listening itself.
+        # First, because the filter prevents the command from listening itself, and from sending open files.
         listener = rights.install_seccomp(order["notify"], listen=True)
-        rights.install_seccomp(order["filter"])
-        report.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
+        report.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", listener))])
         os.close(listener)
+        rights.install_seccomp(order["filter"])
+        report.send(b".")
     except BaseException as error:
         report.send(str(error).encode("utf-8", "replace"))
         os._exit(1)
@@ -174,10 +175,11 @@ def _give_up(code: int, what: bytes, error: BaseException) -> NoReturn:
 
 def _received_fd(ours: socket.socket) -> int:
     """Receive the listener from the process that becomes the command, or exit with its error message."""
-    message, extras, _, _ = ours.recvmsg(1 << 12, socket.CMSG_SPACE(4))
+    first, extras, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(4))
+    rest = ours.recv(1 << 12)
     ours.close()
-    if not extras:
-        os.write(2, message or b"it was killed while it was set up")
+    if not extras or rest != b".":
+        os.write(2, (b"" if extras else first) + rest or b"it was killed while it was set up")
         os._exit(1)
     return struct.unpack("i", extras[0][2])[0]
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Optional
 
 CHUNK = 1 << 20
+MAX_COPIED = 20_000
+"""Maximum number of files and folders that are copied at once."""
+MAX_COPY_S = 20.0
+"""Maximum seconds of copying them."""
+_PIECE = 64 << 20
+_MOVED = "a folder was moved while it was copied"
 WORK = "/work"
 """Folder where code in a sandbox starts, and that relative paths start from."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -18,6 +26,7 @@ _FILE = (
     os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 )  # opening a FIFO must not block before its type is checked
 Owner = Optional[Callable[[int], None]]  # noqa: UP045  evaluated, and X | None needs Python 3.10
+_Key = tuple[int, int]
 
 
 def inside(path: str) -> tuple[str, ...]:
@@ -225,43 +234,166 @@ def copy_tree(
     target: int,
     own: Owner = None,
     device: Optional[int] = None,  # noqa: UP045  as above
+    max_bytes: Optional[int] = None,  # noqa: UP045
 ) -> None:
     """Copy the contents of an open folder into another: files, folders and links as links, nothing else.
 
     The owner of the source may change it meanwhile, so nothing in it is opened through a link. Existing files
-    with the same name are replaced.
+    with the same name are replaced. Holes of files stay holes, and names of one file stay names of one file.
+    However deep the folders are, few files are open at a time.
 
     Args:
         source: Descriptor of the folder to copy.
         target: Descriptor of the folder to copy to.
         own: Called with the descriptor of each file and folder that is created.
         device: Copy only files of this device, and nothing that is mounted there; None for all.
+        max_bytes: Maximum bytes of all files together, without holes; None for no limit.
+
+    Raises:
+        OSError: EFBIG if there are more bytes, more than `MAX_COPIED` files and folders, or if it takes
+            longer than `MAX_COPY_S`; ESTALE if a folder was moved meanwhile; and what the system raises.
     """
-    for name in os.listdir(source):
+    copy = _TreeCopy(target, own, device, max_bytes)
+    here, there = os.dup(source), os.dup(target)
+    above: list[tuple[list[str], os.stat_result, tuple[_Key, _Key]]] = []
+    try:
+        names = copy.names(here)
+        while names or above:
+            if names:
+                name = names.pop()
+                with contextlib.suppress(FileNotFoundError):
+                    found = copy.entry(name, here, there)
+                    if found is None:
+                        continue
+                    below, into = _open_both(name, here, there)
+                    above.append((names, found, (_key(here), _key(there))))
+                    copy.steps.append(name)
+                    os.close(here)
+                    os.close(there)
+                    here, there, names = below, into, []
+                    names = copy.names(here)
+                continue
+            names, found, before = above.pop()
+            copy.steps.pop()
+            try:
+                upper = _open_both("..", here, there)
+            except FileNotFoundError:
+                raise OSError(errno.ESTALE, _MOVED) from None
+            os.close(here)
+            done, (here, there) = there, upper
+            with _closing(done):
+                _finish(done, found, own)
+            if (_key(here), _key(there)) != before:
+                raise OSError(errno.ESTALE, _MOVED)
+    finally:
+        os.close(here)
+        os.close(there)
+
+
+def _key(fd: int) -> _Key:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def _open_both(name: str, here: int, there: int) -> tuple[int, int]:
+    """Open the folder with a name in both of two open folders."""
+    first = os.open(name, _FOLDER, dir_fd=here)
+    try:
+        return first, os.open(name, _FOLDER, dir_fd=there)
+    except BaseException:
+        os.close(first)
+        raise
+
+
+class _TreeCopy:
+    """State of one `copy_tree`."""
+
+    def __init__(
+        self,
+        target: int,
+        own: Owner,
+        device: Optional[int],  # noqa: UP045
+        max_bytes: Optional[int],  # noqa: UP045
+    ) -> None:
+        self.steps: list[str] = []
+        self._target, self._own, self._device = target, own, device
+        self._n_left, self._bytes_left = MAX_COPIED, max_bytes
+        self._until = time.monotonic() + MAX_COPY_S
+        self._first_names: dict[_Key, tuple[str, ...]] = {}
+
+    def names(self, folder: int) -> list[str]:
+        """Return the names in an open folder."""
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in itertools.islice(entries, self._n_left + 1)]
+        self._n_left -= len(names)
+        if self._n_left < 0:
+            raise OSError(errno.EFBIG, f"there are more than {MAX_COPIED} files and folders")
+        return names
+
+    def entry(self, name: str, here: int, there: int) -> Optional[os.stat_result]:  # noqa: UP045
+        """Copy a file or a link; create a folder and return its status."""
+        self._check_time()
+        found = os.stat(name, dir_fd=here, follow_symlinks=False)
+        if self._device is not None and found.st_dev != self._device:
+            return None
+        if stat.S_ISDIR(found.st_mode):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=there)
+            return found
         with contextlib.suppress(FileNotFoundError):
-            _copy(name, source, target, own, device)
+            os.unlink(name, dir_fd=there)
+        if stat.S_ISLNK(found.st_mode):
+            os.symlink(os.readlink(name, dir_fd=here), name, dir_fd=there)
+        elif stat.S_ISREG(found.st_mode) and not self._is_linked(found, name, there):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+            with _fd(name, os.O_RDONLY | _FILE, here) as data, _fd(name, flags, there) as copy:
+                self._contents(data, copy, os.fstat(data).st_size)
+                _finish(copy, found, self._own)
+        return None
 
+    def _check_time(self) -> None:
+        if time.monotonic() > self._until:
+            raise OSError(errno.EFBIG, f"copying takes longer than {MAX_COPY_S:g} s")
 
-def _copy(name: str, source: int, target: int, own: Owner, device: Optional[int]) -> None:  # noqa: UP045
-    found = os.stat(name, dir_fd=source, follow_symlinks=False)
-    if device is not None and found.st_dev != device:
-        return
-    if stat.S_ISDIR(found.st_mode):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=target)
-        with _fd(name, _FOLDER, source) as below, _fd(name, _FOLDER, target) as into:
-            copy_tree(below, into, own, device)
-            _finish(into, found, own)
-        return
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=target)
-    if stat.S_ISLNK(found.st_mode):
-        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-    elif stat.S_ISREG(found.st_mode):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
-        with _fd(name, os.O_RDONLY | _FILE, source) as data, _fd(name, flags, target) as copy:
-            copy_bytes(data, copy)
-            _finish(copy, found, own)
+    def _is_linked(self, found: os.stat_result, name: str, there: int) -> bool:
+        """Create a further name of a file that was copied already; return False if it was not."""
+        if found.st_nlink == 1:
+            return False
+        here = (*self.steps, name)
+        first = self._first_names.setdefault((found.st_dev, found.st_ino), here)
+        if first == here:
+            return False
+        folder = os.dup(self._target)
+        try:
+            for step in first[:-1]:
+                above, folder = folder, os.open(step, _FOLDER, dir_fd=folder)
+                os.close(above)
+            os.link(first[-1], name, src_dir_fd=folder, dst_dir_fd=there, follow_symlinks=False)
+        finally:
+            os.close(folder)
+        return True
+
+    def _contents(self, source: int, target: int, size: int) -> None:
+        """Copy the parts of a file that are no holes."""
+        start = 0
+        while start < size:
+            try:
+                start = os.lseek(source, start, os.SEEK_DATA)
+                end = min(os.lseek(source, start, os.SEEK_HOLE), start + _PIECE, size)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest is a hole
+                    break
+                raise
+            if self._bytes_left is not None:
+                self._bytes_left -= end - start
+                if self._bytes_left < 0:
+                    raise OSError(errno.EFBIG, "the files are larger than disk_total_bytes")
+            os.lseek(source, start, os.SEEK_SET)
+            os.lseek(target, start, os.SEEK_SET)
+            copy_bytes(source, target, end - start)
+            self._check_time()
+            start = end
+        os.ftruncate(target, size)
 
 
 def _finish(fd: int, found: os.stat_result, own: Owner) -> None:
@@ -273,7 +405,12 @@ def _finish(fd: int, found: os.stat_result, own: Owner) -> None:
 
 @contextlib.contextmanager
 def _fd(name: str, flags: int, folder: int) -> Generator[int]:
-    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    with _closing(os.open(name, flags, 0o600, dir_fd=folder)) as fd:
+        yield fd
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Generator[int]:
     try:
         yield fd
     finally:

@@ -51,9 +51,10 @@ def same_mathematics(answer: str, truth: str) -> bool:
         truth: The right answer, likewise.
     """
     found, wanted = boxed(answer), boxed(truth)
-    if _plain(found) == _plain(wanted):
-        return True
-    numbers = [_as_number(_plain(text)) for text in (found, wanted)]
+    found, wanted = _plain(found), _plain(wanted)
+    if found == wanted:
+        return bool(wanted)
+    numbers = [_as_number(text) for text in (found, wanted)]
     return numbers[0] is not None and numbers[0] == numbers[1]
 
 
@@ -79,8 +80,8 @@ def _plain(text: str) -> str:
 def _as_number(text: str) -> Decimal | None:
     numerator, slash, denominator = text.replace(",", "").partition("/")
     try:
-        value = Decimal(numerator)
-        return value / Decimal(denominator) if slash else value
+        value = Decimal(numerator) / Decimal(denominator) if slash else Decimal(numerator)
+        return value if value.is_finite() else None
     except ArithmeticError:
         return None
 
@@ -121,7 +122,7 @@ class _AnswerTool(BaseTool):
         Raises:
             ValueError: If there is no right answer.
         """
-        if ground_truth is None:
+        if ground_truth is None or not str(ground_truth).strip():
             raise ValueError(
                 f"{self.name} needs the right answer: add to the data set's rows "
                 f'tools_kwargs: {{"{self.name}": {{"create_kwargs": {{"ground_truth": …}}}}}}'
