@@ -178,27 +178,37 @@ def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
 
 
 class _RunClock:
-    """Stops a call at its deadline; paused while the call waits in a queue of the tool itself.
+    """Stops a call at its own deadline; paused while the call waits in a queue of the tool itself.
 
     Attributes:
         queued_s: Seconds that the clock was paused.
-        deadline: Time of the event loop's clock at which the call is stopped, or None.
     """
 
-    __slots__ = ("_entry", "_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
+    __slots__ = (
+        "_entry", "_expire", "_last", "_loop", "_own", "_stopped_at", "_stops", "_timer", "queued_s",
+    )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        deadline: float | None,
+        own: float | None,
+        last: float | None,
         expire: Callable[[_Entry], None],
         entry: _Entry,
     ) -> None:
         self._loop, self._expire, self._entry = loop, expire, entry
         self._stops = 0
         self.queued_s = 0.0
-        self.deadline = deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, expire, entry)
+        self._own, self._last = own, last
+        self._timer = None if own is None else loop.call_at(own, expire, entry)
+
+    @property
+    def deadline(self) -> float | None:
+        """Time of the event loop's clock at which the call is stopped: by this clock, or with its turn."""
+        own, last = self._own, self._last
+        if own is None or last is None:
+            return last if own is None else own
+        return min(own, last)
 
     def stop(self) -> None:
         """Pause the clock; it goes on after as many calls of `go_on`."""
@@ -220,19 +230,19 @@ class _RunClock:
         """End the clock, whether it runs or is paused."""
         if self._stops:
             self._count()
-        self.deadline = None
+        self._own = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _count(self) -> None:
         paused_s = self._loop.time() - self._stopped_at
         self.queued_s += paused_s
-        if self.deadline is not None:
-            self.deadline += paused_s
+        if self._own is not None:
+            self._own += paused_s
 
     def _armed(self) -> asyncio.TimerHandle | None:
-        deadline = self.deadline
-        return None if deadline is None else self._loop.call_at(deadline, self._expire, self._entry)
+        own = self._own
+        return None if own is None else self._loop.call_at(own, self._expire, self._entry)
 
 
 class _Entry:
@@ -299,6 +309,8 @@ class TurnRun:
         self._open = len(self._entries)
         self._turn = session.turn
         self._started_at = self._loop.time()
+        seconds = options.per_turn_timeout
+        self._last = None if seconds is None else self._started_at + seconds
         self._started = time.time()
         session.turn += 1
 
@@ -356,8 +368,8 @@ class TurnRun:
                 await entry.slot.acquire()
             entry.began = self._loop.time()
             seconds = self._options.per_call_timeout
-            deadline = None if seconds is None else entry.began + seconds
-            entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
+            own = None if seconds is None else entry.began + seconds
+            entry.clock = _RunClock(self._loop, own, self._last, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(ready.args, self._context(entry, bound, live, world, entry.clock))

@@ -29,6 +29,9 @@ current_row: ContextVar[RowData] = ContextVar("current_row", default=NO_DATA)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+STOP_MARGIN_S, STOP_SHARE = 1.5, 0.5
+"""A process is stopped this many seconds, or this share of its time, before the deadline of its call."""
+
 
 @dataclass(frozen=True, slots=True)
 class _EffectsFields:
@@ -156,6 +159,24 @@ class ToolContext:
     limiter: Limiter | None = None
     slot: Slot | None = None
     group: str = ""
+
+    def run_seconds(self, limit: float | None = None) -> float | None:
+        """Return how long a tool should let a process run, a little less than the time to `deadline`.
+
+        A call that reaches its deadline returns nothing. A process that is stopped before leaves time to read
+        what it wrote.
+
+        Args:
+            limit: Seconds that the process may take at most; None: as long as the call may take.
+
+        Returns:
+            Seconds from now, or None if nothing bounds the process.
+        """
+        if self.deadline is None:
+            return limit
+        left = self.deadline - asyncio.get_running_loop().time()
+        seconds = left - min(STOP_MARGIN_S, STOP_SHARE * left)
+        return seconds if limit is None else min(limit, seconds)
 
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
         """Await something, and count the time as queueing, which `per_call_timeout` does not bound.
