@@ -36,6 +36,10 @@ class ToolError(Exception):
         self.detail: dict[str, Any] = dict(detail or {})
 
 
+class UnreadableResult(TypeError):
+    """A tool has run, but what it returned cannot become a `ToolResult`."""
+
+
 class StopSignal(Exception):
     """Request of a tool to end its trajectory; the message is the reason.
 

@@ -209,7 +209,9 @@ class _Job:
                 return
             if error is None:
                 self.future.set_result(value)
-            elif isinstance(error, StopIteration):  # a future refuses it
+            elif isinstance(
+                error, StopIteration | GeneratorExit
+            ):  # a future refuses it; it closes who awaits it
                 self.future.set_exception(RuntimeError(f"the tool raised {error!r}"))
             else:
                 self.future.set_exception(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.errors import SchemaValidationError
+from torchrl_agentic.errors import SchemaValidationError, UnreadableResult
 from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
 from torchrl_agentic.tools.base import Effects, Threads, Tool, ToolContext, Toolset
 from torchrl_agentic.tools.row_data import NO_DATA
@@ -374,7 +374,7 @@ class TurnRun:
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(ready.args, self._context(entry, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
-            return value if is_plain else ToolResult.from_value(value).checked()
+            return value if is_plain else _result(value)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
                 raise  # stopped by us, and its result is set
@@ -533,6 +533,18 @@ class Outages:
                 more,
                 ", ".join(places),
             )
+
+
+def _result(value: Any) -> ToolResult:
+    """Return the result of a tool that has run.
+
+    Raises:
+        UnreadableResult: If what it returned cannot be read, whatever the reason.
+    """
+    try:
+        return ToolResult.from_value(value).checked()
+    except Exception as error:
+        raise UnreadableResult(f"a tool returned a {type(value).__name__}: {error!r:.500}") from error
 
 
 def _mark_retrieved(task: asyncio.Task[None]) -> None:

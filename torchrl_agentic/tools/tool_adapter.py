@@ -139,7 +139,10 @@ def ensure_tool(item: Any) -> Tool:
 
 def _check_async(item: Any, method: str, instead: str) -> None:
     """Raise TypeError if a method of a `Tool` or `Toolset` is not a coroutine function."""
-    if not is_async(getattr(item, method)):
+    found = getattr(item, method)
+    if inspect.isasyncgenfunction(found):
+        raise TypeError(f"{type(item).__name__}.{method} is an async generator: return a value, do not yield")
+    if not is_async(found):
         raise TypeError(
             f"{type(item).__name__}.{method} is not a coroutine function: write 'async def {method}', and "
             f"call blocking functions with '{instead}'"
