@@ -19,7 +19,14 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import pydantic_core
 from pydantic_core import core_schema
 
-from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError, UnreadableResult, check_reward
+from torchrl_agentic.errors import (
+    InfrastructureError,
+    SchemaValidationError,
+    StopSignal,
+    ToolError,
+    UnreadableResult,
+    check_reward,
+)
 from torchrl_agentic.json_fields import AsBase64, AsText, AsTuple
 from torchrl_agentic.text import MAX_DEPTH, MAX_INT_BITS
 
@@ -433,6 +440,8 @@ class ToolResult(_ToolResultFields):
         """
         if isinstance(error, StopSignal):
             return cls.from_text(f"[stop] {error}", stop=True)
+        if isinstance(error, SchemaValidationError):
+            return cls.from_text(f"Error: {tool}: {error}", status=Status.INVALID_ARGS)
         if isinstance(error, ToolError):
             return cls.from_text(f"Error: {error.message}", meta=error.detail or None, status=Status.ERROR)
         if isinstance(error, InfrastructureError):

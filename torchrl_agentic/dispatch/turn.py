@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pydantic_core
+
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.session import Session
@@ -386,6 +388,10 @@ class TurnRun:
     def _result_of(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Return the result of a call that raised."""
         name = entry.call.tool
+        if isinstance(error, pydantic_core.ValidationError):
+            from torchrl_agentic.tools.schema import refusal_of
+
+            error = refusal_of(error, entry.call.args if entry.ready is None else entry.ready.args) or error
         if (result := ToolResult.from_error(error, name)) is not None:
             return result.checked()
         if isinstance(error, asyncio.CancelledError):
