@@ -38,6 +38,9 @@ ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
 ))  # fmt: skip
 """Keywords that do not affect validation."""
+_VALUES = frozenset(("type", "enum", "const", "required", "format", "pattern", "dependentRequired"))
+"""Other keywords whose strings are no pointers."""
+_GONE = object()
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 """The types of JSON Schema."""
 MEANT_TYPES: Mapping[str, str | None] = {
@@ -93,9 +96,10 @@ def simplify_schema(schema: Schema) -> dict[str, JSON]:
     """Simplify a schema for a prompt; the result accepts the same values.
 
     Replaces references by their definitions, because chat templates do not follow `$ref`, and drops generated
-    titles, keywords that are None, and definitions that nothing refers to. Translates types that JSON Schema
-    does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference and its definition if it is
-    recursive, if it involves `$id`, anchors or dynamic references, and beyond `MAX_INLINED` subschemas.
+    titles, keywords that are None, definitions that nothing refers to, and pointers to these. Translates
+    types that JSON Schema does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference and
+    its definition if it is recursive, if it involves `$id`, anchors or dynamic references, and beyond
+    `MAX_INLINED` subschemas.
     Keywords beside `$ref` are kept too, except in draft-07 and older, which ignore them.
 
     Args:
@@ -267,8 +271,10 @@ class _Simplification:
                     several.append(self._node((*path, key, str(index)), child, depth + 2, inside=inside))
             elif key in ONE_OR_MANY:
                 plain[key] = self._node((*path, key), value, depth + 1, inside=inside)
-            else:
+            elif self.keeps_definitions or key in _VALUES or key in ANNOTATIONS or key.startswith("$"):
                 plain[key] = value
+            elif (kept := _without_pointers(value)) is not _GONE:
+                plain[key] = kept
         target = self.source.refs.get(path)
         return plain if target is None else self._inlined(plain, target, path, depth, inside=inside)
 
@@ -294,6 +300,22 @@ class _Simplification:
             return definition
         # At the end of the list, because a reference that is kept may point to an entry before it.
         return {**rest, "allOf": [*rest.get("allOf", ()), definition]}
+
+
+def _without_pointers(value: JSON) -> JSON:
+    """Return the value of a keyword beyond JSON Schema without pointers to definitions, which are inlined.
+
+    An example is the mapping of OpenAPI's `discriminator`. The result is `_GONE` if nothing else remains.
+    """
+    if isinstance(value, str):
+        return _GONE if not {*DEFINITIONS}.isdisjoint(path_of(value) or ()) else value
+    if not isinstance(value, Mapping | list | tuple) or not value:
+        return value
+    if isinstance(value, Mapping):
+        parts = {name: _without_pointers(part) for name, part in cast("Schema", value).items()}
+        return {name: part for name, part in parts.items() if part is not _GONE} or _GONE
+    several = list(map(_without_pointers, cast("list[JSON]", value)))
+    return [part for part in several if part is not _GONE] or _GONE
 
 
 def _keywords(node: Schema) -> Iterator[tuple[str, JSON]]:

@@ -380,14 +380,14 @@ async def test_blocking_create_delays_others_for_at_most_one_call():
     await session.close()
 
 
-async def test_unserializable_return_value_is_a_crash(caplog):
+async def test_a_return_value_that_is_not_json_becomes_its_text_with_its_reward():
     class Odd(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
-            return object(), 0.0, {}
+            return object(), 0.5, {}
 
-    caplog.set_level(logging.CRITICAL)
     async with Dispatcher([LifecycleTool(Odd())]).session("t") as session:
-        assert (await session.run([call(1)]))[0].status is Status.CRASH
+        (result,) = await session.run([call(1)])
+    assert (result.status, result.text, result.reward) == (Status.OK, "<object object>", 0.5)
 
 
 async def test_images_and_videos_become_parts():
@@ -457,6 +457,7 @@ def test_object_without_lifecycle_methods_is_rejected(make, message):
 def test_a_tool_without_schema_says_how_to_give_one():
     with pytest.raises(NotImplementedError, match="NoSchema needs a tool_schema"):
         NoSchema({})
+    assert NoSchema({}, SCHEMA).get_openai_tool_schema() is SCHEMA
     target = Blocking()
     target.tool_schema = None
     with pytest.raises(TypeError, match="Blocking has no schema: expected tool_schema"):

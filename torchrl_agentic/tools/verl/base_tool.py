@@ -117,14 +117,17 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Return the schema that the model reads, if the constructor gets none.
+        """Return the schema that the model reads: that of the constructor, unless the class overrides this.
 
         Raises:
-            NotImplementedError: If the class does not override it.
+            NotImplementedError: If the constructor got no schema and the class does not override the method.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} needs a tool_schema, or must override get_openai_tool_schema"
-        )
+        given = getattr(self, "tool_schema", None)
+        if given is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} needs a tool_schema, or must override get_openai_tool_schema"
+            )
+        return given
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Start an instance for a trajectory.
