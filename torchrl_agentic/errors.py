@@ -61,6 +61,10 @@ class SandboxError(InfrastructureError):
     """
 
 
+class PathNotGranted(SandboxError, PermissionError):
+    """A path lies neither below /work nor below a folder that the limits of the sandbox grant."""
+
+
 class ToolFailed(InfrastructureError):
     """A trajectory cannot begin or go on because a tool failed outside of its calls.
 
