@@ -414,8 +414,8 @@ async def test_media_are_opened_by_the_names_that_verl_has_for_it(tmp_path):
 
     class Shower(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
-            image = process_image({"image": str(tmp_path / "a.png")})
-            video = process_video({"video": f"file://{tmp_path / 'a.mp4'}"})
+            image = process_image({"image": str(tmp_path / "a.png")}, image_patch_size=16)
+            video = process_video({"video": f"file://{tmp_path / 'a.mp4'}"}, 16, fps=None)
             return ToolResponse(image=[image, process_image(image)], video=[video], text="both"), 0, {}
 
     async with Dispatcher([LifecycleTool(Shower())]).session("t") as session:
@@ -425,6 +425,9 @@ async def test_media_are_opened_by_the_names_that_verl_has_for_it(tmp_path):
     for wrong in (3, {"other": 1}):
         with pytest.raises(ValueError, match="expected the bytes of a video file"):
             process_video(wrong)
+    for options in ({"fps": 2.0}, {"nframes": 8}, {"fps_max_frames": 3}):
+        with pytest.raises(TypeError, match=f"takes no {next(iter(options))}: "):
+            process_video(b"video", **options)
 
 
 async def test_numbers_of_other_libraries_are_rewards():
