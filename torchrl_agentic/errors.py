@@ -36,6 +36,10 @@ class ToolError(Exception):
         self.detail: dict[str, Any] = dict(detail or {})
 
 
+class UnreadableResult(TypeError):
+    """A tool has run, but what it returned cannot become a `ToolResult`."""
+
+
 class StopSignal(Exception):
     """Request of a tool to end its trajectory; the message is the reason.
 
@@ -63,6 +67,10 @@ class FilesNotCopied(ToolError):
     The code is to blame, so it is no `InfrastructureError`: a model must not learn to have its trajectory
     replaced. A collector goes on without the fork.
     """
+
+
+class PathNotGranted(SandboxError, PermissionError):
+    """A path lies neither below /work nor below a folder that the limits of the sandbox grant."""
 
 
 class ToolFailed(InfrastructureError):

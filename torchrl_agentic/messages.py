@@ -7,10 +7,11 @@ with `dataclasses.replace`. Tensors appear only in `transforms`.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias, cast
@@ -18,7 +19,14 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import pydantic_core
 from pydantic_core import core_schema
 
-from torchrl_agentic.errors import InfrastructureError, StopSignal, ToolError, check_reward
+from torchrl_agentic.errors import (
+    InfrastructureError,
+    SchemaValidationError,
+    StopSignal,
+    ToolError,
+    UnreadableResult,
+    check_reward,
+)
 from torchrl_agentic.json_fields import AsBase64, AsText, AsTuple
 from torchrl_agentic.text import MAX_DEPTH, MAX_INT_BITS
 
@@ -50,6 +58,8 @@ MAX_ELEMENTS = 10_000
 """Arrays and tables with more elements are abridged."""
 FIRST = 10
 """Number of elements, rows and columns that an abridged value keeps."""
+MAX_YIELDED = 100_000
+"""Most values that an iterator may yield whose items become a result."""
 
 
 class Status(StrEnum):
@@ -347,6 +357,8 @@ class ToolResult(_ToolResultFields):
         - A ToolResult is returned as it is.
         - Any other value becomes JSON, see `jsonable`. A tuple becomes a JSON list; only `from_verl` reads a
           reward from one.
+        - An iterator becomes the list of what it yields.
+        - A value that has no JSON becomes its `str`, with a note: the tool has run, and what it did remains.
 
         Args:
             value: The return value of the tool.
@@ -357,8 +369,8 @@ class ToolResult(_ToolResultFields):
             The result.
 
         Raises:
-            TypeError: If `value` cannot be converted to JSON, `reward` is not a number, or `metrics` is not a
-                mapping.
+            UnreadableResult: If `value` is a tuple of a result and other things, has an invalid image, or has
+                not run, such as a coroutine; if `reward` is not a number, or `metrics` is not a mapping.
         """
         if reward is not None or metrics is not None:
             return _with_reward(cls.from_value(value), reward, metrics)
@@ -373,13 +385,21 @@ class ToolResult(_ToolResultFields):
             if all(isinstance(item, _PARTS) for item in items):
                 return cls(cast("tuple[ToolResultPart, ...]", items))
             if any(isinstance(item, (ToolResult, *_PARTS)) or _is_response(item) for item in items):
-                raise TypeError(
+                raise UnreadableResult(
                     "a tool returned a tuple of a result and other things; a reward goes into "
                     "ToolResult.from_value(value, reward=…), or mark the function with @function_tool"
                 )
         if _is_response(cast("object", value)):
             return cls(_response_parts(value))
-        return cls((JsonPart(jsonable(value)),))
+        if isinstance(value, Awaitable | AsyncIterable):
+            kind = type(cast("object", value)).__name__
+            raise UnreadableResult(f"a tool returned a {kind}, which has not run: await it")
+        if isinstance(value, Iterator):
+            value = listed(cast("Iterator[Any]", value))
+        try:
+            return cls((JsonPart(jsonable(value)),))
+        except TypeError:
+            return cls((TextPart(_as_text(value)),), notes=(f"not JSON: {type(value).__name__}",))
 
     @classmethod
     def from_verl(cls, value: Any) -> ToolResult:
@@ -393,7 +413,7 @@ class ToolResult(_ToolResultFields):
             The result.
 
         Raises:
-            TypeError: If `value` is another tuple, or the response cannot be converted to JSON.
+            UnreadableResult: If `value` is another tuple, or its parts have other types.
         """
         if not isinstance(value, tuple):
             return cls.from_value(value)
@@ -401,7 +421,7 @@ class ToolResult(_ToolResultFields):
         if items and all(isinstance(item, _PARTS) for item in items):
             return cls(items)
         if not 1 <= len(items) <= 3:
-            raise TypeError(
+            raise UnreadableResult(
                 f"a tool returned a tuple of {len(items)} items; expected (response[, reward[, metrics]])"
             )
         response, reward, metrics = (*items, None, None)[:3]
@@ -420,6 +440,8 @@ class ToolResult(_ToolResultFields):
         """
         if isinstance(error, StopSignal):
             return cls.from_text(f"[stop] {error}", stop=True)
+        if isinstance(error, SchemaValidationError):
+            return cls.from_text(f"Error: {tool}: {error}", status=Status.INVALID_ARGS)
         if isinstance(error, ToolError):
             return cls.from_text(f"Error: {error.message}", meta=error.detail or None, status=Status.ERROR)
         if isinstance(error, InfrastructureError):
@@ -453,14 +475,16 @@ def image_part(image: Any) -> ImagePart:
         image: An image of Pillow, the bytes of an image file, or a part.
 
     Raises:
-        TypeError: If `image` is none of these.
+        UnreadableResult: If `image` is none of these.
     """
     if isinstance(image, ImagePart):
         return image
     if isinstance(image, bytes):
         return ImagePart(image, image_type(image) or "image/png")
     if not callable(getattr(image, "save", None)):
-        raise TypeError(f"an image is one of Pillow's, or the bytes of a file; got {type(image).__name__}")
+        raise UnreadableResult(
+            f"an image is one of Pillow's, or the bytes of a file; got {type(image).__name__}"
+        )
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return ImagePart(buffer.getvalue())
@@ -471,16 +495,20 @@ def _video_part(video: Any) -> VideoPart:
         return video
     if isinstance(video, bytes):
         return VideoPart(video)
-    raise TypeError(f"a video is the bytes of a video file; got {type(video).__name__}")
+    raise UnreadableResult(f"a video is the bytes of a video file; got {type(video).__name__}")
 
 
 def _with_reward(result: ToolResult, reward: Any, metrics: Any) -> ToolResult:
     """Return the result with a reward and metrics; None keeps those it has."""
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise TypeError(f"the metrics of a tool's result are a mapping; got {type(metrics).__name__}")
+        raise UnreadableResult(f"the metrics of a tool's result are a mapping; got {type(metrics).__name__}")
+    try:
+        number = result.reward if reward is None else as_number(reward, "the reward of a tool's result")
+    except TypeError as error:
+        raise UnreadableResult(str(error)) from None
     return replace(
         result,
-        reward=result.reward if reward is None else as_number(reward, "the reward of a tool's result"),
+        reward=number,
         metrics=cast("Mapping[str, JSON] | None", metrics) or result.metrics,
     )
 
@@ -834,6 +862,17 @@ def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
     return value
 
 
+def _as_text(value: Any) -> str:
+    """Return the `str` of a value that is not JSON, without addresses of objects, which differ by run."""
+    try:
+        return _ADDRESS.sub("", str(value))
+    except Exception:
+        return f"[{type(value).__name__} that cannot be written as text]"
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
@@ -902,8 +941,23 @@ def jsonable(value: Any) -> JSON:
         return value
     try:
         return pydantic_core.to_jsonable_python(value, fallback=_plain)
-    except (pydantic_core.PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # a property or a serializer of the value's class may raise anything
         raise TypeError(f"a tool returned a {type(value).__name__} that is not JSON: {error}") from None
+
+
+def listed(values: Iterator[Any]) -> list[Any]:
+    """Return what an iterator yields.
+
+    Args:
+        values: The iterator.
+
+    Raises:
+        UnreadableResult: If it yields more than `MAX_YIELDED` values; it may never end.
+    """
+    found = list(itertools.islice(values, MAX_YIELDED + 1))
+    if len(found) > MAX_YIELDED:
+        raise UnreadableResult(f"a tool yielded more than {MAX_YIELDED} values")
+    return found
 
 
 def finite(value: JSON) -> JSON:

@@ -89,6 +89,9 @@ def test_the_mask_is_shown_as_a_star(tmp_path: Path):
         ([".", "--mask-str", "("], "--mask-str (: missing )"),
         ([".", "--text", "--query", "scor<1"], "did you mean score?"),
         ([".", "--query", "scor<1"], "did you mean score?"),
+        (["a.md", "--text"], "a.md is not a dump of trajectories: line 1: JSONDecodeError"),
+        (["a.md", "--html", "page.html"], "a.md is not a dump of trajectories: line 1: JSONDecodeError"),
+        (["a.md"], "a.md is not a dump of trajectories: line 1: JSONDecodeError"),
         ([".", "--sort", "up"], "--sort must be one of none, score ascending, score descending"),
     ],
 )
@@ -96,9 +99,10 @@ def test_errors_go_to_stderr_with_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.md").write_text("# No dump\n\nat all\n")
     found = _view(*arguments)
     assert found.exit_code == 2, found.output
-    assert (found.stdout, words in found.stderr) == ("", True)
+    assert (found.stdout, words in found.stderr, found.stderr.count("\n")) == ("", True, 1)
 
 
 def test_without_a_terminal_the_error_names_alternatives(tmp_path: Path):

@@ -300,6 +300,16 @@ MISTAKES = {
         9,
         ["the tool needs a property 'query_list'", "did you mean 'queries'?"],
     ),
+    "another agent": (
+        "actor_rollout_ref:\n  rollout:\n    agent: {default_agent_loop: single_turn_agent}\n",
+        2,
+        ["'single_turn_agent'", "'tool_agent' is the only one"],
+    ),
+    "a file of agents": (
+        "actor_rollout_ref:\n  rollout:\n    agent: {agent_loop_config_path: loops.yaml}\n",
+        2,
+        ["agent_loop_config_path", "remove it"],
+    ),
     "a reference to nowhere": (
         SCHEMA.format("items: {$ref: '#/$defs/nope'}"),
         9,

@@ -376,7 +376,7 @@ def trainer(tmp_path: Path) -> Path:
     [
         ("a bare switch", [], "actor_rollout_ref.rollout.name"),
         ("tool_kwargs", ["code_interpreter"], ""),
-        ("function tools", ["double"], "actor_rollout_ref.rollout.mode, actor_rollout_ref.rollout.agent"),
+        ("function tools", ["double"], "actor_rollout_ref.rollout.mode"),
         ("a sanity check", [], ""),
         (
             "a whole trainer",

@@ -1,6 +1,10 @@
 """Every return value or exception of a tool becomes one result, and conflicting calls never overlap."""
 
 import asyncio
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from helpers.limit import limit
@@ -9,7 +13,7 @@ from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import StopSignal, ToolError
 from torchrl_agentic.limits import RateLimiter
 from torchrl_agentic.messages import ParsedCall, Status, TextPart, ToolResult
-from torchrl_agentic.tools.base import Effects
+from torchrl_agentic.tools.base import Effects, Tool
 from torchrl_agentic.tools.function import tool
 
 
@@ -46,6 +50,91 @@ async def test_unprintable_result_is_a_crash_of_its_call_only(answer):
     async with dispatcher.session("t") as session, asyncio.timeout(limit(5)):
         bad, fine = await session.run([ParsedCall("odd", {}, "c1"), ParsedCall("good", {}, "c2")])
     assert (bad.status, fine.text) == (Status.CRASH, "good")
+
+
+async def generated():
+    for number in range(3):
+        yield number
+
+
+async def slow_seven():
+    return 7
+
+
+UNREADABLE = "Error: odd finished, but its result cannot be read (UnreadableResult)"
+FINISHED = {
+    "no JSON": (object, "ok", "<object object>"),
+    "generator": (lambda: (number for number in range(3)), "ok", "[0, 1, 2]"),
+    "iterator": (lambda: map(str, range(3)), "ok", '["0", "1", "2"]'),
+    "async generator": (generated, "ok", "[0, 1, 2]"),
+    "coroutine": (slow_seven, "ok", "7"),
+    "endless": (itertools.count, "crash", UNREADABLE),
+    "mixed": (lambda: (ToolResult(), 1.0), "crash", UNREADABLE),
+    "bad part": (lambda: ToolResult((TextPart(5),)), "crash", UNREADABLE),
+    "raised": (lambda: 1 / 0, "crash", "Error: odd crashed (ZeroDivisionError); it did not finish"),
+    "closing": (
+        lambda: (_ for _ in ()).throw(GeneratorExit()),
+        "crash",
+        "Error: odd crashed (RuntimeError); it did not finish",
+    ),
+}  # fmt: skip
+
+
+class Odd(Tool):
+    name = "odd"
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    async def run(self, args: Any, ctx: Any) -> Any:
+        value = self.make()
+        return await value if inspect.iscoroutine(value) else value
+
+
+@pytest.mark.parametrize("case", FINISHED)
+async def test_a_tool_that_has_run_is_not_said_to_have_failed(case: str):
+    """As a function on a thread, as a coroutine function, and as a class."""
+    make, status, text = FINISHED[case]
+
+    def odd():
+        return make()
+
+    async def coroutine():
+        return make()
+
+    tools = [tool(odd), tool(coroutine, name="odd")]
+    if case not in ("async generator", "closing"):  # such a `run` is refused when the tool is added
+        tools.append(Odd(make))
+    for item in tools:
+        dispatcher = Dispatcher([item], per_call_timeout=None)
+        async with dispatcher.session("t") as session, asyncio.timeout(limit(5)):
+            (result,) = await session.run([ParsedCall("odd", {}, "c1")])
+        if case == "closing":
+            assert (result.status, "it did not finish" in result.text) == (Status.CRASH, True)
+        else:
+            assert (result.status, result.text) == (status, text)
+
+
+async def test_generator_functions_are_tools_whose_errors_are_their_own():
+    @tool
+    def counting(up_to: int):
+        """Count."""
+        if up_to > 2:
+            raise ToolError("too many")
+        yield from range(up_to)
+
+    @tool
+    async def waiting(up_to: int):
+        """Count."""
+        for number in range(up_to):
+            if number == 2:
+                raise ToolError("too many")
+            yield number
+
+    async with Dispatcher([counting, waiting]).session("t") as session:
+        calls = [ParsedCall(name, {"up_to": n}, "c") for name in ("counting", "waiting") for n in (2, 3)]
+        results = await session.run(calls)
+    assert [result.text for result in results] == ["[0, 1]", "Error: too many"] * 2
 
 
 async def test_half_surrogates_of_tools_do_not_reach_the_conversation():

@@ -340,10 +340,11 @@ async def test_a_head_whose_loop_closes_while_its_timer_runs_does_not_block_the_
         abandoned[0]._log_destroy_pending = False
 
 
-def test_a_pickled_limiter_has_the_same_limits():
+@pytest.mark.parametrize("copied", [lambda limiter: pickle.loads(pickle.dumps(limiter)), RateLimiter.clone])
+def test_a_copy_of_a_limiter_has_the_same_limits(copied):
     limiter = RateLimiter(max_concurrent=3, rate_per_second=2.5, burst=4)
     assert limiter.try_acquire()
-    copy = pickle.loads(pickle.dumps(limiter))
+    copy = copied(limiter)
     assert (copy.max_concurrent, copy.rate_per_second, copy.burst) == (3, 2.5, 4)
     assert copy.stats().in_flight == 0
     assert pickle.loads(pickle.dumps(RateLimiter(max_concurrent=1))).rate_per_second is None

@@ -617,6 +617,15 @@ async def test_sandbox_killed_from_outside_gives_infra(repl: JupyterRepl):
 
 
 @pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
+async def test_without_isolation_the_running_python_is_used_with_all_its_packages():
+    """An environment of one's own names no folders of packages; those of a venv belong to its python."""
+    env = {"PATH": "/usr/bin:/bin"}
+    async with JupyterRepl(UnsafeSubprocessSandbox(ResourceLimits(env=env))) as repl:
+        result = await repl.execute("import sys; sys.prefix", timeout=limit(20))
+    assert result.value == repr(sys.prefix)
+
+
+@pytest.mark.filterwarnings("ignore:UnsafeSubprocessSandbox")
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "after its answer"])
 async def test_code_that_kills_its_kernel_client_gets_a_result(later: bool):
     """If both run as the same user and no namespace separates them."""

@@ -96,6 +96,16 @@ def test_narrowing_clamps_and_warns():
     assert (wider.wall_seconds, wider.network) == (5, "loopback")
 
 
+def test_hosts_of_either_side_remain_where_the_other_allows_all():
+    hosts = ResourceLimits(network="allowlist", network_allowlist=("a:1", "b:2"))
+    every = ResourceLimits(network="full")
+    assert every.narrow(hosts).network_allowlist == ("a:1", "b:2")
+    with pytest.warns(UserWarning, match="network"):
+        assert hosts.narrow(every).network_allowlist == ("a:1", "b:2")
+    fewer = dataclasses.replace(hosts, network_allowlist=("b:2", "c:3"))
+    assert hosts.narrow(fewer).network_allowlist == ("b:2",)
+
+
 ENVS = st.none() | st.dictionaries(st.sampled_from("ABC"), st.sampled_from("xy"))
 AMOUNTS = st.none() | st.integers(1, 5)
 ROOTS = st.lists(st.sampled_from(["/", "/a", "/a/b", "/c"]), max_size=2).map(tuple)
@@ -123,7 +133,8 @@ def test_narrowing_never_widens(limits, asked):
             case "network":
                 assert ORDER.index(got) <= ORDER.index(ours)
             case "network_allowlist":
-                assert set(got) <= set(ours)
+                assert limits.network == "full" or set(got) <= set(ours)
+                assert asked.network == "full" or set(got) <= set(asked.network_allowlist)
             case "fs_read_roots" | "fs_write_roots":
                 assert all(any(os.path.commonpath((root, mine)) == mine for mine in ours) for root in got)
             case "env" if ours is None:
@@ -207,6 +218,8 @@ async def test_roots_that_were_granted_are_there():
         async with BubblewrapSandbox(ResourceLimits(fs_read_roots=(folder,))) as sandbox:
             assert (await sandbox.run(["cat", f"{folder}/f"])).stdout == "in"
             assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code != 0
+            with pytest.raises(SandboxError, match=f"not inside /work; granted folders: {folder}$"):
+                await sandbox.read_file("/etc/passwd")
         async with BubblewrapSandbox(ResourceLimits(fs_write_roots=(folder,))) as sandbox:
             assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code == 0
         assert os.path.exists(f"{folder}/g")

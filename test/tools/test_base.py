@@ -3,13 +3,15 @@
 import asyncio
 import pickle
 import threading
+import types
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pydantic
 import pytest
 
-from torchrl_agentic.errors import ToolError
+from torchrl_agentic.messages import Status
 from torchrl_agentic.tools import Gsm8kTool
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext, Toolset, effects_of, has_sessions
 from torchrl_agentic.tools.function import FunctionTool, tool
@@ -139,10 +141,10 @@ async def test_a_sync_function_that_returns_an_awaitable_is_awaited():
 
 
 async def test_arguments_that_do_not_fit_the_signature_are_the_models_mistake():
-    with pytest.raises(ToolError):
-        await add.run({"a": "many"}, CTX)
-    with pytest.raises(ToolError, match="nope"):
-        await add.run({"a": 1, "nope": 2}, CTX)
+    for args, mistake in (({"a": "many"}, "add: a: "), ({"a": 1, "nope": 2}, "'nope'")):
+        result = await add.run(args, CTX)
+        assert result.status is Status.INVALID_ARGS
+        assert mistake in result.text
 
 
 def test_a_decorated_function_pickles_as_itself():
@@ -333,6 +335,65 @@ def test_a_look_alike_that_lacks_a_member_is_refused_with_its_name(member: str):
     assert not isinstance(incomplete, Tool)
     with pytest.raises(TypeError, match=f"Remembers lacks {member}$"):
         ensure_tool(incomplete)
+
+
+def given(instance: Any, **members: Any) -> Any:
+    """Return an object with other members."""
+    for name, value in members.items():
+        setattr(instance, name, value)
+    return instance
+
+
+class Params(pydantic.BaseModel):
+    a: int
+
+
+class LangChains:
+    """As LangChain's tools are: `input_schema` is a class, and `run` takes one argument and options."""
+
+    name, description = "add", "Add."
+    args_schema = input_schema = Params
+
+    def run(self, tool_input: Any, verbose: bool | None = None, *, config: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def execute(a: int) -> int:
+    """Add."""
+    return a
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        (LangChains(), "LangChains looks like a tool, but input_schema is .*Params.*FunctionTool"),
+        (given(Remembers(), input_schema="{}"), "input_schema is '{}' instead of a Mapping"),
+        (given(Remembers(), output_schema=Params), "output_schema is"),
+        (given(Remembers(), effects="none"), "effects is 'none' instead of a Effects"),
+        (given(Remembers(), run=lambda args: 1), "run cannot be called as a tool's: too many"),
+        (given(Remembers(), run=lambda a, b, c: 1), "run cannot be called as a tool's: missing"),
+        (given(Remembers(), setup="x"), "setup cannot be called"),
+        (given(Remembers(), session=lambda: 1), "session cannot be called"),
+        (given(Remembers(), final_reward=1.0), "final_reward cannot be called"),
+        (given(types.FunctionType(execute.__code__, {}), __registry_info__=1), "inspect_ai; .*tool"),
+    ],
+)
+def test_members_that_are_something_else_are_refused(item: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        ensure_tool(item)
+
+
+def test_a_look_alike_may_leave_members_out():
+    assert ensure_tool(given(Remembers(), input_schema=None, effects=None, session=3)).input_schema
+    assert tool(given(execute, __registry_info__=1), name="add").name == "add"
+
+
+@pytest.mark.parametrize("names", [("setup", "teardown"), ("open", "close", "tools")])
+def test_members_of_a_toolset_are_methods_without_arguments(names: Any):
+    for value in (True, "x", lambda path: path):
+        with pytest.raises(TypeError, match="SimpleNamespace lacks"):
+            ensure_toolset(given(types.SimpleNamespace(), **dict.fromkeys(names, value)))
+    assert ensure_toolset(given(types.SimpleNamespace(), **dict.fromkeys(names, list)))
 
 
 class OpenAndClose:

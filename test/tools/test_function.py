@@ -1,18 +1,32 @@
 """`@function_tool`, hidden parameters, and files of tools."""
 
 import dataclasses
+import datetime
 import enum
+import inspect
 import json
 import pickle
+import re
 import sys
 import textwrap
+import types
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
+import annotated_types
 import pytest
 from helpers.processes import run_program
-from pydantic import Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SecretStr,
+    Strict,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+)
 from transformers.utils import DocstringParsingException, TypeHintParsingException, get_json_schema
 
 from torchrl_agentic import (
@@ -21,10 +35,13 @@ from torchrl_agentic import (
     Inject,
     Injected,
     ParsedCall,
+    Renamed,
     RowData,
     Status,
+    Tool,
     ToolContext,
     ToolResult,
+    Truncated,
     function_tool,
     load_function_tools,
     tool,
@@ -32,7 +49,8 @@ from torchrl_agentic import (
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.tools.loading import load_module, load_object
 from torchrl_agentic.tools.tool_adapter import ensure_tool
-from torchrl_agentic.tools.verl import OpenAIFunctionToolSchema, ToolResponse
+from torchrl_agentic.tools.verl import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from torchrl_agentic.tools.verl.lifecycle import LifecycleTool
 
 DATA = RowData.of(
     {
@@ -622,3 +640,209 @@ def test_effects_and_hidden_parameters_survive_pickling():
     made = FunctionTool(look, name="see", effects=Effects.EXCLUSIVE)
     copy = pickle.loads(pickle.dumps(made))
     assert (copy.name, copy.effects, copy.needs_row) == ("see", Effects.EXCLUSIVE, True)
+
+
+def by_default(
+    count: int = Field(5, ge=1, le=10, description="How many."),
+    size: Annotated[int, "In metres.", Field(le=9)] = Field(ge=2),
+    names: list[str] = Field(default_factory=list),  # noqa: B008
+    kept: Annotated[int, Field(7)] = 8,
+    stated: Annotated[int, Field(6)] = Field(le=7),
+    row: Injected[str] = Field("none"),  # noqa: B008
+) -> str:
+    """Count.
+
+    Args:
+        count: Of the docstring.
+        size: Of the docstring.
+        names: Names.
+        kept: Kept.
+        stated: Stated.
+    """
+    return f"{count} {size} {names} {kept} {stated} {row}"
+
+
+@pytest.mark.parametrize("make", [tool, lambda function: function_tool(function).__tool__])
+async def test_a_field_as_default_is_merged_into_the_annotation(make):
+    """Its bounds and description reach the model, its default the function; without one it is required."""
+    item = make(by_default)
+    shown = item.input_schema["properties"]
+    assert item.input_schema["required"] == ["size"]
+    assert [shown["count"][key] for key in ("minimum", "maximum")] == [1, 10]
+    assert [shown["size"][key] for key in ("minimum", "maximum")] == [2, 9]
+    assert "row" not in shown
+    async with Dispatcher([item]).session("t") as session:
+        answers = await session.run([
+            ParsedCall("by_default", args, "c")
+            for args in ({"size": 3}, {"size": 1}, {}, {"size": 3, "count": 11}, {"size": 3, "stated": 8})
+        ])  # fmt: skip
+    assert answers[0].text == "5 3 [] 8 6 none"
+    assert [answer.status for answer in answers[1:]] == [Status.INVALID_ARGS] * 4
+
+
+def test_descriptions_in_annotations_are_kept():
+    def f(a: Annotated[int, "How many."], b: Annotated[str, Field(description="Which.")], c: int = 1):
+        """F.
+
+        Args:
+            a: Of the docstring.
+            c: Of the docstring.
+        """
+
+    shown = tool(f).input_schema["properties"]
+    assert [shown[name]["description"] for name in "abc"] == ["How many.", "Which.", "Of the docstring."]
+
+
+async def test_a_field_fills_in_its_default_where_a_schema_is_given():
+    def f(a: int = Field(3)):
+        return a
+
+    item = FunctionTool(f, schema={"type": "object", "properties": {"a": {"type": "integer"}}})
+    async with Dispatcher([item]).session("t") as session:
+        first, second = await session.run([ParsedCall("f", args, "c") for args in ({}, {"a": 4})])
+    assert (first.text, second.text) == ("3", "4")
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        annotated_types.Ge(1), Inject("a"), AfterValidator(int), WithJsonSchema({}), Strict(), int | None,
+        Annotated[int, Field(ge=1)], dataclasses.field(default=1), StringConstraints(min_length=1), list[int],
+        Field(1, alias="y"), Field(default_factory=lambda data: data), Field(validation_alias="y"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_other_descriptions_of_a_parameter_are_no_defaults(default: Any):
+    def f(x: int = default):
+        """F."""
+
+    with pytest.raises(TypeError, match=r"f\(\): parameter 'x'"):
+        tool(f)
+    with pytest.raises(TypeError, match=r"f\(\): parameter 'x'"):
+        FunctionTool(f, schema={"type": "object"})
+
+
+@pytest.mark.parametrize(
+    "default", [None, object(), types.SimpleNamespace(), SecretStr("a"), print], ids=repr
+)
+async def test_other_objects_are_defaults(default: Any):
+    @tool
+    def f(x: int = default) -> bool:
+        """F."""
+        return x is default
+
+    async with Dispatcher([f]).session("t") as session:
+        assert (await session.run([ParsedCall("f", {}, "c")]))[0].text == "true"
+
+
+class Stay(BaseModel):
+    begins: datetime.date
+    ends: datetime.date
+    nights: list[int] = []
+
+    @field_validator("nights")
+    @classmethod
+    def _check(cls, nights: list[int]) -> list[int]:
+        if 0 in nights:
+            raise ValueError("no night is 0")
+        return nights
+
+
+DATE = {"type": "string", "format": "date"}
+WHOLE = {"type": "object", "properties": {"begins": DATE, "ends": DATE, "nights": {"type": "array"}}}
+
+
+class Books(Tool):
+    name, description, input_schema = "book", "Book.", WHOLE
+
+    async def run(self, args: Any, ctx: Any) -> str:
+        return str(Stay(**args))
+
+
+class BooksInside(Books):
+    input_schema = {"type": "object", "properties": {"stay": WHOLE}}  # noqa: RUF012
+
+    async def run(self, args: Any, ctx: Any) -> str:
+        return str(Stay.model_validate(args["stay"]))
+
+
+class BooksForVerl(BaseTool):
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        return ToolResponse(text=str(Stay(**parameters))), 0.0, {}
+
+
+class Broken(Books):
+    async def run(self, args: Any, ctx: Any) -> str:
+        return str(Stay(begins="of the tool", ends="of the tool"))  # pyright: ignore
+
+
+def book(begins: datetime.date, ends: datetime.date, nights: list[int] | None = None) -> str:
+    """Book.
+
+    Args:
+        begins: First.
+        ends: Last.
+        nights: Nights.
+    """
+    return f"{begins} {ends} {nights}"
+
+
+def stays(stay: Stay) -> str:
+    """Book."""
+    return str(stay)
+
+
+BOOK_SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    {"type": "function", "function": {"name": "book", "description": "Book.", "parameters": WHOLE}}
+)
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        (tool(book), ""), (function_tool(book), ""), (tool(stays, name="book"), "stay."), (Books(), ""),
+        (BooksInside(), "stay."), (LifecycleTool(BooksForVerl({}, BOOK_SCHEMA)), ""),
+        (Renamed(Books(), "book"), ""), (Truncated(tool(book), max_chars=1000), ""),
+    ],
+)  # fmt: skip
+async def test_all_values_that_only_pydantic_refuses_are_named(item: Any, place: str):
+    dates = {"begins": "2026-13-01", "ends": "31.12.2026"}
+    good = {"begins": "2026-12-30", "ends": "2026-12-31"}
+    async with Dispatcher([item]).session("t") as session:
+        bad, fine = await session.run([
+            ParsedCall("book", {"stay": args} if place else args, "c") for args in (dates, good)
+        ])  # fmt: skip
+    assert (bad.status, fine.status) == (Status.INVALID_ARGS, Status.OK)
+    first, second = bad.text.removeprefix("Error: book: ").split("; ")
+    assert re.fullmatch(rf"{place}begins: .*\(got 2026-13-01\)", first)
+    assert re.fullmatch(rf"{place}ends: .*\(got 31.12.2026\)", second)
+
+
+async def test_values_of_the_tool_itself_that_pydantic_refuses_are_a_crash():
+    async with Dispatcher([Broken()]).session("t") as session:
+        (result,) = await session.run([ParsedCall("book", {"begins": "2026-12-30"}, "c")])
+    assert result.status is Status.CRASH
+
+
+class Carrier:
+    """An object that carries the signature of a function, as tau2's tools do."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
+        self.__signature__ = inspect.signature(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def written(a: int, b: "list[int]", context: ToolContext) -> str:
+    """Add."""
+    return f"{a} {b} {context.call_id}"
+
+
+async def test_an_object_with_the_signature_of_a_function_is_a_tool():
+    item = tool(Carrier(written))
+    assert item.input_schema == tool(written).input_schema
+    async with Dispatcher([item]).session("t") as session:
+        (result,) = await session.run([ParsedCall("written", {"a": 1, "b": [2]}, "c")])
+    assert result.text == "1 [2] c"

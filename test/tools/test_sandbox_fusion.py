@@ -77,6 +77,7 @@ async def _call(tool: Any, code: str):
 class TestSandboxFusionTool(ToolContract):
     good: ClassVar = {"code": "print(1)"}
     bad: ClassVar = ({}, {"code": 3})
+    endless: ClassVar = ({"code": "print('begun')\nwhile True: pass"},)
 
     @pytest.fixture(autouse=True)
     def _server(self, server: str, own_limits: None) -> None:

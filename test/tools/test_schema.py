@@ -322,6 +322,44 @@ def test_unknown_keywords_are_kept():
     assert simplify_schema(schema) == schema
 
 
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+class Pack(pydantic.BaseModel):
+    kind: Literal["pack"]
+    inner: "list[Annotated[Dog | Pack, pydantic.Field(discriminator='kind')]]"
+
+
+@pytest.mark.parametrize("union", [Cat | Dog, Cat | Pack])
+def test_the_discriminator_of_a_union_does_not_point_to_definitions_that_are_inlined(union: Any):
+    def feed(pet: Annotated[union, pydantic.Field(discriminator="kind")]):
+        """Feed."""
+
+    schema = schema_of(feed).input_schema
+    assert schema["properties"]["pet"]["discriminator"] == {"propertyName": "kind"}
+    assert "mapping" not in json.dumps(schema)
+
+
+def test_pointers_of_other_keywords_go_with_the_definitions():
+    schema = {
+        "definitions": {"A": STR},
+        "x-of": "#/definitions/A",
+        "x-all": [{"at": "#/definitions/A"}, "#/properties/a"],
+        "default": {"a": "#/definitions/A"},
+        "properties": {"a": {"$ref": "#/definitions/A", "x-see": {"also": ["#/definitions/A"]}}},
+    }
+    kept = {key: schema[key] for key in ("default",)}
+    assert simplify_schema(schema) == {**kept, "x-all": ["#/properties/a"], "properties": {"a": STR}}
+    anchored = {**schema, "items": {"$anchor": "b", "type": "string"}, "contains": {"$ref": "#b"}}
+    assert simplify_schema(anchored)["x-of"] == "#/definitions/A"
+    assert simplify_schema(anchored)["definitions"] == {"A": STR}
+
+
 def test_only_recursive_definitions_are_kept():
     schema = {
         "$defs": {

@@ -24,6 +24,10 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"bubblewrap does 
 class TestPython(ToolContract):
     good = {"code": "1 + 1"}  # noqa: RUF012
     bad = ({}, {"code": 3}, {"code": None})
+    endless = (
+        {"code": "print('begun')\nwhile True: pass"},
+        {"code": "import os\nos.system('echo begun; sleep 600')"},
+    )
 
     def make(self) -> PythonTool:
         return PythonTool()
@@ -32,6 +36,7 @@ class TestPython(ToolContract):
 class TestShell(ToolContract):
     good = {"argv": ["true"]}  # noqa: RUF012
     bad = ({"argv": "ls"}, {"command": 3}, {"argv": [1]})
+    endless = ({"command": "echo begun; sleep 600"}, {"argv": ["sh", "-c", "echo begun; exec sleep 600"]})
 
     def make(self) -> ShellTool:
         return ShellTool(BubblewrapSandbox())

@@ -7,7 +7,7 @@ import pickle
 import sys
 import textwrap
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import ClassVar
 
 import pytest
@@ -43,6 +43,7 @@ from torchrl_agentic import (
     JsonPart,
     Message,
     RateLimiter,
+    Renamed,
     StopSignal,
     StopTool,
     Tool,
@@ -994,6 +995,17 @@ class TestContainer:
         transform.close()
         step(env, begin(env), call("add", a=1, b=1))
         assert diary == ["open", "close", "open"]
+
+
+@pytest.mark.parametrize(("parser", "refused"), [("openai", 3), ("anthropic", 2), ("hermes", 0)])
+def test_a_name_that_the_api_of_the_parser_refuses_is_logged(parser: str, refused: int, caplog):
+    """Some servers with this API accept it, as data sets of functions with dots in their names need."""
+    names = ["a-b_1", "math.add", "x" * 65, "a b"]
+    tools = [Renamed(tool(lambda: "x", name="f", description="F."), name) for name in names]
+    with closing(ToolCompose(tools[:2], parser=parser)) as compose:
+        for item in tools[2:]:
+            compose.append(item)
+    assert caplog.text.count("refuses the name") == refused
 
 
 class TestConstruction:

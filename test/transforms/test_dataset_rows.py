@@ -186,6 +186,10 @@ def test_a_row_may_use_the_tools_that_it_selects():
         ([row(1, tools_kwargs={"sum": {"create_kwargs": 3}})], "create_kwargs: expected arguments by name"),
         ([row(1, tools_kwargs=None, need_tools_kwargs=True)], "the row has no tools_kwargs"),
         (
+            [{**row(1), "data_source": "d", "reward_model": "rule", "agent_name": "single_turn_agent"}],
+            "agent_name is 'single_turn_agent', and 'tool_agent' is the only one here",
+        ),
+        (
             [{"query": "q", "n": 1}],
             "takes its 'ground_truth' from the column 'ground_truth'.*columns: ",
         ),

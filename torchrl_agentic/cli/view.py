@@ -43,6 +43,7 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
         The exit code: 0, or 2 for a mistake of the user.
     """
     try:
+        _check_file(path)
         if html is not None:
             return _write_html(path, html)
         path = RunFolder.of(path).dump
@@ -58,6 +59,21 @@ def view(path: Path, *, mask: str, query: str, sort: str, html: Path | None, as_
     except (ValueError, ImportError, OSError) as error:
         complain(f"{path}: {error}" if str(path) not in str(error) else error)
     return 2
+
+
+def _check_file(path: Path) -> None:
+    """Raise ValueError for a file of which no line is a trajectory; a compressed one says so itself."""
+    if path.suffix == ".zst" or not path.is_file():
+        return
+    from torchrl_agentic.records import BadLine, read_records
+
+    bad: BadLine | None = None
+    for record in read_records(path):
+        if not isinstance(record, BadLine):
+            return
+        bad = bad or record
+    if bad is not None:
+        raise ValueError(f"{path} is not a dump of trajectories: line {bad.number}: {bad.reason}")
 
 
 def _write_html(path: Path, html: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 import pydantic
 from pydantic import BeforeValidator, Field, PositiveInt
@@ -14,6 +14,7 @@ from torchrl_agentic.config.document import Location
 from torchrl_agentic.errors import ConfigError
 from torchrl_agentic.text import did_you_mean, nearest, shorten, unknown_key
 from torchrl_agentic.tools.loading import find_file
+from torchrl_agentic.tools.row_data import AGENT
 
 logger = logging.getLogger(__name__)
 S = TypeVar("S", bound=pydantic.BaseModel)
@@ -143,11 +144,33 @@ MultiTurn = Annotated[
 """The section, or `multi_turn: true`."""
 
 
+class AgentSection(TrainerSection):
+    """Verl's `rollout.agent`."""
+
+    default_agent_loop: str | None = None
+    agent_loop_config_path: str | None = None
+
+
 class RolloutSection(TrainerSection):
     """Verl's `actor_rollout_ref.rollout`; `tool_kwargs` is an older name of `multi_turn`."""
 
     multi_turn: MultiTurn = None
     tool_kwargs: FilesSection | None = None
+    agent: AgentSection = AgentSection()
+
+    @pydantic.model_validator(mode="after")
+    def _only_tool_agents(self) -> Self:
+        loop = self.agent.default_agent_loop
+        if loop not in (None, AGENT) and (self.multi_turn is None or self.multi_turn.enable):
+            raise ValueError(
+                f"agent.default_agent_loop is {loop!r}, and {AGENT!r} is the only one here; set it, or "
+                "multi_turn.enable to False"
+            )
+        if self.agent.agent_loop_config_path is not None:
+            raise ValueError(
+                f"agent.agent_loop_config_path: {AGENT!r} is the only agent loop here; remove it"
+            )
+        return self
 
 
 class ActorRolloutRefSection(TrainerSection):

@@ -209,7 +209,7 @@ class _Job:
                 return
             if error is None:
                 self.future.set_result(value)
-            elif isinstance(error, StopIteration):  # a future refuses it
+            elif isinstance(error, StopIteration | GeneratorExit):  # neither may come out of a future
                 self.future.set_exception(RuntimeError(f"the tool raised {error!r}"))
             else:
                 self.future.set_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torchrl_agentic.errors import UnreadableResult
 from torchrl_agentic.messages import CallError, Status, ToolResult
 
 
@@ -81,7 +82,10 @@ def crashed(name: str, error: BaseException) -> ToolResult:
         name: Name of the tool.
         error: The exception; the model reads its class only, because its text may hold anything.
     """
-    return _failure(Status.CRASH, f"{name} crashed ({type(error).__name__}); it did not finish")
+    kind = type(error).__name__
+    if isinstance(error, UnreadableResult):
+        return _failure(Status.CRASH, f"{name} finished, but its result cannot be read ({kind})")
+    return _failure(Status.CRASH, f"{name} crashed ({kind}); it did not finish")
 
 
 def _failure(status: Status, text: str) -> ToolResult:

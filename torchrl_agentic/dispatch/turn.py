@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pydantic_core
+
 from torchrl_agentic.dispatch import model_messages
 from torchrl_agentic.dispatch.crashes import Crashes
 from torchrl_agentic.dispatch.event_loop import WorkerThreads
 from torchrl_agentic.dispatch.session import Session
-from torchrl_agentic.errors import SchemaValidationError
+from torchrl_agentic.errors import SchemaValidationError, UnreadableResult
 from torchrl_agentic.messages import JSON, ParsedCall, Status, TextPart, Timing, ToolResult, is_encodable
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext, Toolset
 from torchrl_agentic.tools.row_data import NO_DATA
@@ -183,27 +185,37 @@ def dependencies(effects: Sequence[Effects]) -> list[set[int]]:
 
 
 class _RunClock:
-    """Stops a call at its deadline; paused while the call waits in a queue of the tool itself.
+    """Stops a call at its own deadline; paused while the call waits in a queue of the tool itself.
 
     Attributes:
         queued_s: Seconds that the clock was paused.
-        deadline: Time of the event loop's clock at which the call is stopped, or None.
     """
 
-    __slots__ = ("_entry", "_expire", "_loop", "_stopped_at", "_stops", "_timer", "deadline", "queued_s")
+    __slots__ = (
+        "_entry", "_expire", "_last", "_loop", "_own", "_stopped_at", "_stops", "_timer", "queued_s",
+    )  # fmt: skip
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        deadline: float | None,
+        own: float | None,
+        last: float | None,
         expire: Callable[[_Entry], None],
         entry: _Entry,
     ) -> None:
         self._loop, self._expire, self._entry = loop, expire, entry
         self._stops = 0
         self.queued_s = 0.0
-        self.deadline = deadline
-        self._timer = None if deadline is None else loop.call_at(deadline, expire, entry)
+        self._own, self._last = own, last
+        self._timer = None if own is None else loop.call_at(own, expire, entry)
+
+    @property
+    def deadline(self) -> float | None:
+        """Time of the event loop's clock at which the call is stopped: by this clock, or with its turn."""
+        own, last = self._own, self._last
+        if own is None or last is None:
+            return last if own is None else own
+        return min(own, last)
 
     def stop(self) -> None:
         """Pause the clock; it goes on after as many calls of `go_on`."""
@@ -225,19 +237,19 @@ class _RunClock:
         """End the clock, whether it runs or is paused."""
         if self._stops:
             self._count()
-        self.deadline = None
+        self._own = None
         if self._timer is not None:
             self._timer.cancel()
 
     def _count(self) -> None:
         paused_s = self._loop.time() - self._stopped_at
         self.queued_s += paused_s
-        if self.deadline is not None:
-            self.deadline += paused_s
+        if self._own is not None:
+            self._own += paused_s
 
     def _armed(self) -> asyncio.TimerHandle | None:
-        deadline = self.deadline
-        return None if deadline is None else self._loop.call_at(deadline, self._expire, self._entry)
+        own = self._own
+        return None if own is None else self._loop.call_at(own, self._expire, self._entry)
 
 
 class _Entry:
@@ -293,6 +305,8 @@ class TurnRun:
         self._open = len(self._entries)
         self._turn = session.turn
         self._started_at = self._loop.time()
+        seconds = runner.per_turn_timeout
+        self._last = None if seconds is None else self._started_at + seconds
         self._started = time.time()
         session.turn += 1
 
@@ -350,13 +364,13 @@ class TurnRun:
                 await entry.slot.acquire()
             entry.began = self._loop.time()
             seconds = self._runner.per_call_timeout
-            deadline = None if seconds is None else entry.began + seconds
-            entry.clock = _RunClock(self._loop, deadline, self._expire_call, entry)
+            own = None if seconds is None else entry.began + seconds
+            entry.clock = _RunClock(self._loop, own, self._last, self._expire_call, entry)
             live = await self._session.live(bound.tool) if bound.has_sessions else bound.tool
             world = None if bound.world is None else await self._session.live(bound.world)
             value = await live.run(ready.args, self._context(entry, bound, live, world, entry.clock))
             is_plain = type(value) is str and is_encodable(value)
-            return value if is_plain else ToolResult.from_value(value).checked()
+            return value if is_plain else _result(value)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and entry.result is not None:
                 raise  # stopped by us, and its result is set
@@ -368,6 +382,10 @@ class TurnRun:
     def _result_of(self, entry: _Entry, error: BaseException) -> ToolResult:
         """Return the result of a call that raised."""
         name = entry.call.tool
+        if isinstance(error, pydantic_core.ValidationError):
+            from torchrl_agentic.tools.schema import refusal_of
+
+            error = refusal_of(error, entry.call.args if entry.ready is None else entry.ready.args) or error
         if (result := ToolResult.from_error(error, name)) is not None:
             return result.checked()
         if isinstance(error, asyncio.CancelledError):
@@ -515,6 +533,18 @@ class Outages:
                 more,
                 ", ".join(places),
             )
+
+
+def _result(value: Any) -> ToolResult:
+    """Return the result of a tool that has run.
+
+    Raises:
+        UnreadableResult: If what it returned cannot be read, whatever the reason.
+    """
+    try:
+        return ToolResult.from_value(value).checked()
+    except Exception as error:
+        raise UnreadableResult(f"a tool returned a {type(value).__name__}: {error!r:.500}") from error
 
 
 def _mark_retrieved(task: asyncio.Task[None]) -> None:

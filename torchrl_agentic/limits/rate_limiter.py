@@ -77,6 +77,11 @@ class RateLimiter(Limiter):
             rate = math.inf if bucket.interval == 0 else 1 / bucket.interval
             return self._stats(self._clock(), bucket.concurrent, rate, aimd.paused_until, aimd.overloads)
 
+    def clone(self) -> RateLimiter:
+        """Return a new limiter with the same limits, for another service."""
+        make, arguments = self.__reduce__()
+        return make(*arguments)
+
     def reduce_shared(self, name: str, over: Literal["ray", "machine"]) -> tuple[Any, ...]:
         """Return how to unpickle this limiter as a `ClusterRateLimiter` with the same limits.
 

@@ -117,6 +117,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
         aliases: Other names: those of vLLM, SGLang, verl and TorchRL, and of models.
         models: Models that use this format, for the table of formats.
         example: A short call, for the table of formats.
+        tool_names: Regular expression of the names that the API of this format accepts; "" for any.
         stop: Strings at which sampling must stop so that the tools can run.
         result_role: Role of the messages that carry results.
         result_around: Text before and after a result in its message.
@@ -129,6 +130,7 @@ class ToolCallParser(metaclass=Interface, members=("parse", "render_call", "rend
     aliases: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[str] = ""
     example: ClassVar[str] = ""
+    tool_names: ClassVar[str] = ""
     stop: tuple[str, ...] = ()
     result_role: str = "tool"
     result_around: tuple[str, str] = ("", "")

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from torchrl_agentic.errors import FilesNotCopied, Interface
-from torchrl_agentic.sandbox.inside.files import WORK
+from torchrl_agentic.errors import FilesNotCopied, Interface, PathNotGranted
+from torchrl_agentic.sandbox.inside.files import WORK, locate
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 
-__all__ = ["THREATS", "WORK", "Process", "Sandbox", "SandboxResult", "check_argv", "enforced"]
+__all__ = [
+    "THREATS",
+    "WORK",
+    "Process",
+    "Sandbox",
+    "SandboxResult",
+    "check_argv",
+    "enforced",
+    "granted_place",
+]
 
 _ARCHIVE = ".torchrl_agentic.tar"
 _PACK = 'cd "$1" && find . -mindepth 1 ! -path "./$2" -print0 | tar --null --no-recursion -S -T - -cf "$2"'
@@ -216,7 +225,8 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
             data: Content of the file.
 
         Raises:
-            PermissionError: If the path lies elsewhere or goes through a link.
+            PathNotGranted: If the path lies elsewhere; it is a SandboxError and a PermissionError.
+            PermissionError: If the path goes through a link.
         """
 
     @abstractmethod
@@ -230,7 +240,8 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         Raises:
             FileNotFoundError: If there is no such file.
             IsADirectoryError: If the path is a folder.
-            PermissionError: If the path lies elsewhere, goes through a link, or is not a regular file.
+            PathNotGranted: If the path lies elsewhere; it is a SandboxError and a PermissionError.
+            PermissionError: If the path goes through a link, or is not a regular file.
         """
 
     async def clones(self, n: int) -> Sequence[Sandbox]:
@@ -298,6 +309,25 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def granted_place(path: str, roots: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Split a path inside the sandbox at the innermost granted folder that contains it, or at /work.
+
+    Args:
+        path: The path.
+        roots: Granted folders.
+
+    Returns:
+        The folder, and the steps from it to the path.
+
+    Raises:
+        PathNotGranted: If the path lies elsewhere.
+    """
+    try:
+        return locate(path, roots)
+    except PermissionError as error:
+        raise PathNotGranted(f"{error}; granted folders: {', '.join(roots) or 'none'}") from None
 
 
 def check_argv(argv: Sequence[str]) -> list[str]:

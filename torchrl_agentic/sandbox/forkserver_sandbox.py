@@ -46,11 +46,11 @@ from typing import Any, ClassVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import bubblewrap, cgroups, seccomp
-from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, check_argv, enforced
+from torchrl_agentic.sandbox.base import Process, Sandbox, SandboxResult, check_argv, enforced, granted_place
 from torchrl_agentic.sandbox.bootstrap import supervisor_settings
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.inside import namespaces, rights
-from torchrl_agentic.sandbox.inside.files import WORK, inside, locate
+from torchrl_agentic.sandbox.inside.files import WORK, inside
 from torchrl_agentic.sandbox.inside.mounts import FOLDERS
 from torchrl_agentic.sandbox.link import Link, LinkLost, SocketStream
 from torchrl_agentic.sandbox.process import StdioStreams, describe_exit, memory_file, stdio_pipes
@@ -303,13 +303,14 @@ class ForkServerSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file inside."""
-        locate(path, map(os.path.abspath, self.limits.fs_write_roots))
+        granted_place(path, [*map(os.path.abspath, self.limits.fs_write_roots)])
         with memory_file(data) as fds:
             await self._ask_about_file("write", fds=fds, path=path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, at most 64 MiB of it."""
-        locate(path, map(os.path.abspath, (*self.limits.fs_read_roots, *self.limits.fs_write_roots)))
+        roots = (*self.limits.fs_read_roots, *self.limits.fs_write_roots)
+        granted_place(path, [*map(os.path.abspath, roots)])
         wanted = min(max_bytes if max_bytes is not None else MAX_READ, MAX_READ)
         with memory_file(b"") as (fd,):
             await self._ask_about_file("read", fds=[fd], path=path, max_bytes=wanted)

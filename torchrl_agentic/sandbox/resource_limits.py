@@ -103,9 +103,7 @@ class ResourceLimits:
             disk_total_bytes=_tighter(self.disk_total_bytes, other.disk_total_bytes),
             output_bytes=min(self.output_bytes, other.output_bytes),
             network=min(self.network, other.network, key=_NETWORK_ORDER.index),
-            network_allowlist=tuple(
-                host for host in self.network_allowlist if host in other.network_allowlist
-            ),
+            network_allowlist=_common_hosts(self, other),
             fs_read_roots=_common(self.fs_read_roots, other.fs_read_roots),
             fs_write_roots=_common(self.fs_write_roots, other.fs_write_roots),
             env=_common_variables(self.env, other.env),
@@ -121,6 +119,15 @@ def _wider(asked: float | None, granted: float | None) -> bool:
 
 def _tighter(first: T | None, second: T | None) -> T | None:
     return min((value for value in (first, second) if value is not None), default=None)
+
+
+def _common_hosts(ours: ResourceLimits, asked: ResourceLimits) -> tuple[str, ...]:
+    """Return the hosts that both allow; "full" allows all hosts."""
+    if ours.network == "full":
+        return asked.network_allowlist
+    if asked.network == "full":
+        return ours.network_allowlist
+    return tuple(host for host in ours.network_allowlist if host in asked.network_allowlist)
 
 
 def _common_variables(

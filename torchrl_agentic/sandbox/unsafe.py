@@ -9,6 +9,7 @@ Does not stop:
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -16,7 +17,7 @@ from typing import ClassVar
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox.base import THREATS, SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.process import ServerProcess, start_command, start_server
-from torchrl_agentic.sandbox.python_runtime import env_on_host, find_python
+from torchrl_agentic.sandbox.python_runtime import env_on_host
 from torchrl_agentic.sandbox.resource_limits import Network, ResourceLimits
 from torchrl_agentic.sandbox.workspace import Workspace, inside
 from torchrl_agentic.sandbox.workspace_folder import FolderSandbox, result_of
@@ -77,6 +78,5 @@ class UnsafeSubprocessSandbox(FolderSandbox):
 
     @property
     def python_argv(self) -> tuple[str, ...]:
-        """Return the command that starts Python."""
-        found = find_python()
-        return (found[0],) if found is not None else super().python_argv
+        """Return the command that starts Python: the running one, with the packages of its environment."""
+        return (sys.executable,) if sys.executable else super().python_argv

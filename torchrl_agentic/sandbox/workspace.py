@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Generator, Sequence
 
 from torchrl_agentic.errors import FilesNotCopied, SandboxError
+from torchrl_agentic.sandbox.base import granted_place
 from torchrl_agentic.sandbox.inside.files import (
     WORK,
     copy_tree,
     inside,
-    locate,
     open_to_read,
     open_to_write,
 )
@@ -84,7 +84,7 @@ class Workspace:
         In a granted folder the host may do no more than code inside, which runs as nobody if the trainer is
         root.
         """
-        root, steps = locate(path, roots)
+        root, steps = granted_place(path, roots)
         if root == WORK and WORK not in roots:
             return self.path, steps, None
         real = os.path.realpath(root)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 from torchrl_agentic.errors import Interface
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, MAX_YIELDED, listed
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 from torchrl_agentic.tools.signatures import is_async
 
@@ -28,6 +28,9 @@ current_row: ContextVar[RowData] = ContextVar("current_row", default=NO_DATA)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+STOP_MARGIN_S, STOP_SHARE = 1.5, 0.5
+"""A process is stopped this many seconds, or this share of its time, before the deadline of its call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,24 @@ class ToolContext:
     slot: Slot | None = None
     group: str = ""
 
+    def run_seconds(self, limit: float | None = None) -> float | None:
+        """Return how long a tool should let a process run, a little less than the time to `deadline`.
+
+        A call that reaches its deadline returns nothing. A process that is stopped before leaves time to read
+        what it wrote.
+
+        Args:
+            limit: Seconds that the process may take at most; None: as long as the call may take.
+
+        Returns:
+            Seconds from now, or None if nothing bounds the process.
+        """
+        if self.deadline is None:
+            return limit
+        left = self.deadline - asyncio.get_running_loop().time()
+        seconds = left - min(STOP_MARGIN_S, STOP_SHARE * left)
+        return seconds if limit is None else min(limit, seconds)
+
     async def queue(self, waiting: Awaitable[T]) -> tuple[T, ToolContext]:
         """Await something, and count the time as queueing, which `per_call_timeout` does not bound.
 
@@ -197,7 +218,8 @@ class ToolContext:
 class AsyncCallable:
     """An async function around any function: a coroutine function is awaited, any other runs on a thread.
 
-    An awaitable that a function on a thread returns is awaited too.
+    An awaitable that a function returns is awaited too. What a generator, or an async generator, yields
+    becomes a list, on the thread or the event loop on which the generator runs.
 
     Args:
         function: The function.
@@ -216,9 +238,33 @@ class AsyncCallable:
     async def __call__(self, in_thread: Callable[..., Awaitable[Any]], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function; `in_thread(function, *args, **kwargs)` runs it on a thread if it may block."""
         if self.is_async:
-            return await self.function(*args, **kwargs)
-        value = await in_thread(self.function, *args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
+            value = await self.function(*args, **kwargs)
+        else:
+            value = await in_thread(_on_thread, self.function, *args, **kwargs)
+        return value if type(value) in _VALUES else await _settled(value)
+
+
+_VALUES = frozenset((str, int, float, bool, NoneType, list, dict, tuple))
+
+
+def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    value = function(*args, **kwargs)
+    return listed(cast("Iterator[Any]", value)) if isinstance(value, Iterator) else value
+
+
+async def _settled(value: Any) -> Any:
+    """Await an awaitable, and collect what an async generator yields."""
+    while isinstance(value, Awaitable):
+        value = await cast("Awaitable[Any]", value)
+    if not isinstance(value, AsyncGenerator):
+        return value
+    found: list[Any] = []
+    async with aclosing(cast("AsyncGenerator[Any]", value)) as items:
+        async for item in items:
+            found.append(item)
+            if len(found) > MAX_YIELDED:
+                break
+    return listed(iter(found))
 
 
 class Tool(metaclass=Interface, members=("name", "description", "input_schema", "run")):

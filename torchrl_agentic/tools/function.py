@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeVar, cast, get_args, overload
 
 import docstring_parser
 
-from torchrl_agentic.errors import ToolError
 from torchrl_agentic.messages import JSON, Fields, ToolResult, fields_of
 from torchrl_agentic.text import shorten
 from torchrl_agentic.tools import signatures
@@ -22,7 +21,9 @@ from torchrl_agentic.tools.schema import (
     Schema,
     SchemaValidationError,
     Validator,
+    field_defaults,
     hidden_of,
+    is_required,
     schema_of,
 )
 
@@ -111,8 +112,9 @@ class FunctionTool(Tool):
         self.input_schema = self._signature.input_schema if self._signature else schema or {"type": "object"}
         self.effects = effects
         hidden = self._signature.hidden if self._signature else hidden_of(function, _is_hidden)
+        self._defaults = field_defaults(function)
         self._sources = {parameter: _source(parameter, hint) for parameter, hint in hidden.items()}
-        self._needs = _without_default(function, self._sources)
+        self._needs = _without_default(function, hidden, self._sources)
         sources = set(self._sources.values())
         self.wants_state = "state" in sources
         self.needs_row = not sources <= _OF_CALL.keys()
@@ -127,9 +129,12 @@ class FunctionTool(Tool):
         try:
             kwargs = self._signature.arguments(args) if self._signature else dict(args)
         except SchemaValidationError as error:
-            raise ToolError(str(error)) from None
+            return ToolResult.from_error(error, self.name)
         if self._sources:
             kwargs.update(self._filled_in(ctx))
+        for name, field in self._defaults.items():
+            if name not in kwargs:
+                kwargs[name] = field.get_default(call_default_factory=True)
         value = await self._call_target(ctx.in_thread, **kwargs)
         return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
 
@@ -193,7 +198,9 @@ def _source(parameter: str, hint: Any) -> str:
     return "context" if mark is None else mark.source or parameter
 
 
-def _without_default(function: Callable[..., Any], sources: Mapping[str, str]) -> dict[str, str]:
+def _without_default(
+    function: Callable[..., Any], hints: Mapping[str, Any], sources: Mapping[str, str]
+) -> dict[str, str]:
     """Return the parameters without a default that a column has to fill."""
     if not sources:
         return {}
@@ -201,9 +208,7 @@ def _without_default(function: Callable[..., Any], sources: Mapping[str, str]) -
     return {
         name: source
         for name, source in sources.items()
-        if source not in _OF_CALL
-        and source != _KWARGS
-        and parameters[name].default is inspect.Parameter.empty
+        if source not in _OF_CALL and source != _KWARGS and is_required(parameters[name], hints[name])
     }
 
 

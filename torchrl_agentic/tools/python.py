@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -16,9 +15,6 @@ from torchrl_agentic.text import truncate_middle
 from torchrl_agentic.tools.base import Effects, Tool, ToolContext
 from torchrl_agentic.tools.sandbox_workspace import FileExchange, shared_sandbox
 from torchrl_agentic.tools.schema import Schema
-
-MARGIN_S = 1.5
-"""Seconds before the dispatcher's deadline at which code is stopped, so that its output is not lost."""
 
 
 class PythonTool(Tool):
@@ -104,7 +100,7 @@ class PythonTool(Tool):
         """Run the code, and return its output, its last value and its exception."""
         await self.repl.open()
         await self.files.before(self.repl.sandbox, ctx)
-        result = await self.repl.execute(str(args["code"]), timeout=self._time(ctx))
+        result = await self.repl.execute(str(args["code"]), timeout=ctx.run_seconds(self.timeout))
         text = result.text or ("" if result.display else "[no output]")
         text = truncate_middle(text, self.output_max_chars)
         meta = {
@@ -116,13 +112,6 @@ class PythonTool(Tool):
         images = tuple(ImagePart(shown.data, shown.media_type) for shown in result.display)
         refs = await self.files.after(self.repl.sandbox)
         return ToolResult((TextPart(text), *images, *refs), meta=meta, status=_status(result))
-
-    def _time(self, ctx: ToolContext) -> float | None:
-        if ctx.deadline is None:
-            return self.timeout
-        left = ctx.deadline - asyncio.get_running_loop().time()
-        earlier = left - MARGIN_S if left > 2 * MARGIN_S else left
-        return earlier if self.timeout is None else min(self.timeout, earlier)
 
 
 def _status(result: ReplResult) -> Status:

@@ -13,6 +13,8 @@ STAGES = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwar
 """Keys of `tools_kwargs[tool]`: arguments for each method of a `LifecycleTool`."""
 SELECTION = "tool_selection"
 KEYS = ("tools_kwargs", SELECTION, "need_tools_kwargs")
+AGENT = "tool_agent"
+"""The only one of verl's agent loops: turns with tools until a message calls none."""
 EXTRA = "extra_info"
 """Column that may hold these keys too."""
 RIGHT_ANSWERS: tuple[str | tuple[str, ...], ...] = (
@@ -73,8 +75,14 @@ class RowData:
             columns: Values by column name.
 
         Raises:
-            ValueError: If a column has another shape, or is required and missing.
+            ValueError: If a column has another shape, or is required and missing, or if a row of verl names
+                another agent than `AGENT`.
         """
+        agent = columns.get("agent_name")
+        if agent not in (None, AGENT) and {"data_source", "reward_model"} <= columns.keys():
+            raise ValueError(
+                f"agent_name is {agent!r}, and {AGENT!r} is the only one here; change the column"
+            )
         keys = tool_columns(columns)
         kwargs = _tools_kwargs(keys["tools_kwargs"])
         if keys["need_tools_kwargs"] and not kwargs:

@@ -6,15 +6,18 @@ import contextlib
 import functools
 import inspect
 import json
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import docstring_parser
 import jsonschema_rs
 import pydantic
+from annotated_types import BaseMetadata, GroupedMetadata
+from pydantic.fields import FieldInfo
 
 from torchrl_agentic.errors import SchemaValidationError
 from torchrl_agentic.messages import JSON, fields_of
@@ -31,6 +34,8 @@ from torchrl_agentic.tools.schema_simplify import (
 
 MAX_REPORTED = 3
 """Number of mistakes in one error message; a model corrects the first ones first."""
+MAX_CONVERTED = 20
+"""Number of mistakes in the message about values that fit the schema, but cannot be converted."""
 MAX_VALUES = 100_000
 """Most values in the arguments of one call."""
 MAX_WORK = 10_000_000
@@ -73,11 +78,59 @@ class FunctionSchema:
         """
         try:
             return {name: self.adapters[name].validate_python(value) for name, value in args.items()}
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise SchemaValidationError(f"{first['msg']} (got {shorten(first['input'])})") from None
+        except pydantic.ValidationError:
+            raise SchemaValidationError(_reported(self._mistakes(args), MAX_CONVERTED)) from None
         except KeyError as error:
+            if args.keys() <= self.adapters.keys():
+                raise
             raise SchemaValidationError(f"unknown argument {error.args[0]!r}") from None
+
+    def _mistakes(self, args: Mapping[str, JSON]) -> list[str]:
+        found: list[str] = []
+        for name, value in args.items():
+            try:
+                self.adapters[name].validate_python(value)
+            except pydantic.ValidationError as error:
+                found += _pydantic_mistakes(error, [name])
+        return found
+
+
+def refusal_of(error: pydantic.ValidationError, args: Mapping[str, JSON]) -> SchemaValidationError | None:
+    """Return the mistakes in a call's arguments that a tool found with a pydantic model of its own.
+
+    Args:
+        error: What the tool raised.
+        args: Arguments of the call.
+
+    Returns:
+        The mistakes, or None if the values that the model refused are not these arguments, or one of them.
+    """
+    for start, values in (((), args), *(((name,), value) for name, value in args.items())):
+        if all(_is_found(values, mistake) for mistake in error.errors(include_url=False)):
+            return SchemaValidationError(_reported(_pydantic_mistakes(error, start), MAX_CONVERTED))
+    return None
+
+
+def _is_found(values: JSON, mistake: Any) -> bool:
+    """Return whether a value holds what pydantic refused, at the place that pydantic names."""
+    for step in mistake["loc"]:  # a step may also name an alternative, or a property that is missing
+        if isinstance(values, Mapping) and step in values:
+            values = cast("Schema", values)[step]
+        elif isinstance(values, list) and isinstance(step, int) and step < len(cast("list[JSON]", values)):
+            values = cast("list[JSON]", values)[step]
+    return type(values) is type(mistake["input"]) and values == mistake["input"]
+
+
+def _pydantic_mistakes(error: pydantic.ValidationError, start: Sequence[str | int]) -> list[str]:
+    return [
+        f"{_placed([*start, *each['loc']], each['msg'])} (got {shorten(each['input'])})"
+        for each in error.errors(include_url=False)
+    ]
+
+
+def _reported(mistakes: Sequence[str], most: int = MAX_REPORTED) -> str:
+    more = f"; and {len(mistakes) - most} more" if len(mistakes) > most else ""
+    return "; ".join(mistakes[:most]) + more
 
 
 def schema_of(
@@ -97,7 +150,7 @@ def schema_of(
     name = getattr(inner, "__name__", type(inner).__name__)
     try:
         signature = inspect.signature(function)
-        hints = _hints(inner)
+        hints = _hints(function)
     except ValueError:
         raise TypeError(
             f"{name}() has no readable signature; wrap it in a function with type hints"
@@ -116,13 +169,14 @@ def schema_of(
             hidden[parameter.name] = hint
             continue
         adapters[parameter.name] = _adapter(name, parameter.name, hint)
-        if parameter.default is parameter.empty:
+        if is_required(parameter, hint):
             required.append(parameter.name)
     schemas, shared = pydantic.TypeAdapter.json_schemas(
         [(key, "validation", it) for key, it in adapters.items()]
     )
+    texts = {key: _text_of(hints[key]) or described.get(key) for key in adapters}
     properties = {
-        key: {**of, **_extras(signature.parameters[key], adapters[key], described.get(key), of)}
+        key: {**of, **_extras(signature.parameters[key], adapters[key], texts[key], of)}
         for (key, _), of in schemas.items()
     }
     schema = {"type": "object", "properties": properties, "required": required, **shared}
@@ -138,7 +192,7 @@ def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
         hide: Returns True for the annotation of a parameter that the model must not see.
     """
     try:
-        hints, names = _hints(_inner(function)), inspect.signature(function).parameters
+        hints, names = _hints(function), inspect.signature(function).parameters
     except (ValueError, TypeError, NameError):
         return {}
     return {name: hint for name, hint in hints.items() if name in names and hide(hint)}
@@ -148,9 +202,89 @@ def _inner(function: Any) -> Any:
     return function.func if isinstance(function, functools.partial) else function
 
 
-def _hints(inner: Any) -> dict[str, Any]:
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function's parameters, each with the `Field` that is its default, if any.
+
+    Those of an object's `__signature__` count where they differ from those of its `__call__`.
+    """
+    inner = _inner(function)
     routine = inner if inspect.isroutine(inner) else type(inner).__call__
-    return typing.get_type_hints(routine, include_extras=True)
+    hints = typing.get_type_hints(routine, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        stated = parameter.annotation
+        if stated is not parameter.empty and (name not in hints or not isinstance(stated, str)):
+            space = getattr(inspect.unwrap(inner), "__globals__", None)
+            one = types.SimpleNamespace(__annotations__={name: stated})
+            hints.update(typing.get_type_hints(one, space, include_extras=True))
+        default = parameter.default
+        if isinstance(default, FieldInfo) and name in hints:
+            hints[name] = Annotated[hints[name], default]
+        where = f"{getattr(inner, '__name__', type(inner).__name__)}(): parameter {name!r}"
+        if not isinstance(default, FieldInfo) and _is_metadata(default):
+            raise TypeError(
+                f"{where}: its default is {shorten(repr(default), 60)}, which describes a parameter; "
+                f"write it into the annotation: {name}: Annotated[…, {type(default).__name__}(…)]"
+            )
+        for field in _fields_of(hints.get(name)):
+            if field.alias or field.validation_alias:
+                raise TypeError(f"{where} has an alias; rename it instead: models pass it by its name")
+            if field.default_factory_takes_validated_data:
+                raise TypeError(f"{where}: its default_factory takes other arguments, which are not known")
+    return hints
+
+
+_METADATA = frozenset((
+    "typing", "dataclasses", "annotated_types", "pydantic.fields", "pydantic.aliases",
+    "pydantic.json_schema", "pydantic.functional_validators", "pydantic.functional_serializers",
+    "torchrl_agentic.tools.function",
+))  # fmt: skip
+"""Modules whose objects describe a parameter and are no values of one."""
+
+
+def _is_metadata(default: Any) -> bool:
+    kind = type(default)
+    is_known = kind.__module__ in _METADATA and not inspect.isroutine(default)
+    described = BaseMetadata | GroupedMetadata | types.GenericAlias | types.UnionType
+    return is_known or isinstance(default, described)
+
+
+def _fields_of(hint: Any) -> list[FieldInfo]:
+    items = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    return [item for item in items if isinstance(item, FieldInfo)]
+
+
+def _field_with_default(parameter: inspect.Parameter, hint: Any) -> FieldInfo | None:
+    """Return the `Field` that has the default of a parameter; None if it has none, or one of its own."""
+    if parameter.default is not parameter.empty and not isinstance(parameter.default, FieldInfo):
+        return None
+    return next((field for field in reversed(_fields_of(hint)) if not field.is_required()), None)
+
+
+def is_required(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Return whether a parameter has neither a default nor a `Field` with one."""
+    is_unset = parameter.default is parameter.empty or isinstance(parameter.default, FieldInfo)
+    return is_unset and _field_with_default(parameter, hint) is None
+
+
+def field_defaults(function: Any) -> dict[str, FieldInfo]:
+    """Return the `Field`s that have to fill in the default of a parameter, by its name.
+
+    Args:
+        function: Any callable; one without a readable signature has none.
+    """
+    try:
+        parameters, hints = inspect.signature(function).parameters, _hints(function)
+    except (ValueError, NameError):
+        return {}
+    found = {name: _field_with_default(parameters[name], hints.get(name)) for name in parameters}
+    return {name: field for name, field in found.items() if field is not None}
+
+
+def _text_of(hint: Any) -> str | None:
+    """Return the text in an annotation: `Annotated[int, "How many."]`, or `Annotated[int, Doc("…")]`."""
+    items = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+    texts = (item if isinstance(item, str) else getattr(item, "documentation", None) for item in items)
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _hint(function: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
@@ -186,7 +320,7 @@ def _extras(
     extras: dict[str, JSON] = {}
     if text and "description" not in schema:
         extras["description"] = text
-    if parameter.default is not parameter.empty:
+    if parameter.default is not parameter.empty and not isinstance(parameter.default, FieldInfo):
         # A default without a JSON form, such as a sentinel object, is not shown to the model.
         with contextlib.suppress(ValueError, TypeError):
             extras["default"] = adapter.dump_python(parameter.default, mode="json", warnings=False)
@@ -428,8 +562,7 @@ class Validator:
                 mistakes = list(map(_mistake, self._compiled.iter_errors(plain)))
         except Exception as error:
             raise SchemaValidationError(f"the arguments cannot be checked: {shorten(str(error))}") from None
-        more = f"; and {len(mistakes) - MAX_REPORTED} more" if len(mistakes) > MAX_REPORTED else ""
-        raise SchemaValidationError("; ".join(mistakes[:MAX_REPORTED]) + more)
+        raise SchemaValidationError(_reported(mistakes))
 
     def _first_mistake(self, args: dict[str, JSON]) -> str:
         """Return the first mistake in linear time; `iter_errors` collects all errors before it yields one."""
@@ -498,7 +631,10 @@ def _closed_alternatives(kind: Any) -> dict[str, JSON] | None:
 
 
 def _at(error: Any, message: str, start: Sequence[str | int] = ()) -> str:
-    steps = [*start, *error.instance_path]
+    return _placed([*start, *error.instance_path], message)
+
+
+def _placed(steps: Sequence[str | int], message: str) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).lstrip(".")
     return f"{path}: {shorten(message, 160)}" if path else shorten(message, 160)
 

@@ -96,9 +96,10 @@ def simplify_schema(schema: Schema) -> dict[str, JSON]:
     """Simplify a schema for a prompt; the result accepts the same values.
 
     Replaces references by their definitions, because chat templates do not follow `$ref`, and drops generated
-    titles, keywords that are None, definitions that nothing refers to, and pointers to these. Translates types that JSON Schema
-    does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference and its definition if it is
-    recursive, if it involves `$id`, anchors or dynamic references, and beyond `MAX_INLINED` subschemas.
+    titles, keywords that are None, definitions that nothing refers to, and pointers to these. Translates
+    types that JSON Schema does not have, such as `float` and `dict` (`MEANT_TYPES`). Keeps a reference and
+    its definition if it is recursive, if it involves `$id`, anchors or dynamic references, and beyond
+    `MAX_INLINED` subschemas.
     Keywords beside `$ref` are kept too, except in draft-07 and older, which ignore them.
 
     Args:

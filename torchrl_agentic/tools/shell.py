@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from torchrl_agentic.errors import ToolError
@@ -74,7 +75,9 @@ class ShellTool(WorkspaceTool):
         await self.sandbox.open()
         await self.files.before(self.sandbox, ctx)
         try:
-            result = await self.sandbox.run(_words(args), cwd=args.get("cwd"))
+            limits = self.sandbox.limits
+            limits = replace(limits, wall_seconds=ctx.run_seconds(limits.wall_seconds))
+            result = await self.sandbox.run(_words(args), cwd=args.get("cwd"), limits=limits)
         except (ValueError, PermissionError) as error:
             raise ToolError(str(error)) from None
         lines = [result.stdout.rstrip("\n")] if result.stdout.strip() else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchrl_agentic.errors import derives, lacking
 from torchrl_agentic.messages import JSON
-from torchrl_agentic.tools.base import AsyncCallable, Tool, ToolContext, Toolset, open_world
+from torchrl_agentic.tools.base import AsyncCallable, Effects, Tool, ToolContext, Toolset, open_world
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 from torchrl_agentic.tools.signatures import is_async
 
@@ -117,7 +117,10 @@ def ensure_tool(item: Any) -> Tool:
             f" TransformedEnv(env, Compose(ToolCompose(...), {kind}(...)))"
         )
     if isinstance(item, Tool):
+        _check_members(item)
         return _adapted(item)
+    if hasattr(item, "__registry_info__"):  # the name of the function is that of all tools: execute
+        raise TypeError("this is a tool of inspect_ai; only its registry knows its name: tool(it, name='…')")
     from torchrl_agentic.tools.function import FunctionTool  # it imports a parser of docstrings
 
     marked = getattr(item, "__tool__", None)
@@ -139,10 +142,53 @@ def ensure_tool(item: Any) -> Tool:
 
 def _check_async(item: Any, method: str, instead: str) -> None:
     """Raise TypeError if a method of a `Tool` or `Toolset` is not a coroutine function."""
-    if not is_async(getattr(item, method)):
+    found = getattr(item, method)
+    if inspect.isasyncgenfunction(found):
+        raise TypeError(f"{type(item).__name__}.{method} is an async generator: return a value, do not yield")
+    if not is_async(found):
         raise TypeError(
             f"{type(item).__name__}.{method} is not a coroutine function: write 'async def {method}', and "
             f"call blocking functions with '{instead}'"
+        )
+
+
+_VALUES: Mapping[str, type[Any]] = {
+    "input_schema": Mapping, "output_schema": Mapping, "description": str, "effects": Effects,
+    "is_strict": bool,
+}  # fmt: skip
+"""Types of the values that a look-alike may have; each may be None, too."""
+_METHODS: Mapping[str, tuple[Any, ...]] = {
+    "run": ({}, None), "setup": (), "teardown": (), "initial_message": (), "final_reward": (),
+    "check_row": (None,), "session": ("",), "branch": (None, ""),
+}  # fmt: skip
+"""Methods that a look-alike may have, with arguments like those that they get."""
+
+
+def _check_members(item: Any) -> None:
+    """Raise TypeError if a member of a look-alike has the name of one of ours, but is something else.
+
+    Tools of other frameworks have such members: LangChain's `input_schema` is a class.
+    """
+    kind = type(item).__name__
+    wrong = [
+        f"{name} is {value!r:.60} instead of a {wanted.__name__}"
+        for name, wanted in _VALUES.items()
+        if not isinstance(value := getattr(item, name, None), wanted | None)
+    ]
+    for name, args in _METHODS.items():
+        method = getattr(item, name, None)
+        if method is None or (name == "session" and not callable(method)):
+            continue
+        try:
+            inspect.signature(method).bind(*args)
+        except ValueError:  # it has no readable signature
+            continue
+        except TypeError as error:
+            wrong.append(f"{name} cannot be called as a tool's: {error}")
+    if wrong:
+        raise TypeError(
+            f"{kind} looks like a tool, but {'; '.join(wrong)}. If it is a tool of another framework, write "
+            "FunctionTool(call, name=…, description=…, schema=…), where call(**arguments) runs it"
         )
 
 
@@ -158,7 +204,8 @@ def _live_tool(item: Any) -> Tool:
 
 
 _TOOLSETS = (("setup", "teardown"), ("open", "close", "tools"))
-"""Members of the two kinds of look-alikes of a toolset. `tools` holds the tools after `open`."""
+"""Members of the two kinds of look-alikes of a toolset. `tools` holds the tools after `open`; the others are
+methods without arguments."""
 
 
 class ToolsetAdapter(Toolset):
@@ -267,12 +314,21 @@ def _lacking_of_toolset(item: Any) -> list[str]:
 
 
 def _without(item: Any, names: Sequence[str]) -> list[str]:
-    return [
-        name
-        for name in names
-        if inspect.getattr_static(item, name, None)
-        is None  # static, because a property may raise before the toolset is open
-    ]
+    return [name for name in names if not _has(item, name)]
+
+
+def _has(item: Any, name: str) -> bool:
+    # Static, because a property, such as that of `tools`, may raise before the toolset is open.
+    found = inspect.getattr_static(item, name, None)
+    if found is None or name == "tools":
+        return found is not None
+    try:
+        inspect.signature(getattr(item, name)).bind()
+    except ValueError:  # it has no readable signature
+        return True
+    except Exception:  # it is no method, or one that takes arguments, or a property that raises
+        return False
+    return True
 
 
 async def _call(target: Any, method: str, *args: Any) -> Any:

@@ -30,7 +30,7 @@ from torchrl_agentic.transforms import history as border
 from torchrl_agentic.transforms import specs
 from torchrl_agentic.transforms.episode_rows import EpisodeRows, append_messages, run_stage
 from torchrl_agentic.transforms.pipeline import KnowsResetRows, stages_of
-from torchrl_agentic.transforms.tool_list import ToolList, warn_if_undescribed
+from torchrl_agentic.transforms.tool_list import ToolList, warn_of
 
 if TYPE_CHECKING:
     from torchrl_agentic.limits import Limiter
@@ -159,7 +159,7 @@ class ToolCompose(KnowsResetRows, ToolList):
         }
         found = [ensure_tool(item) for item in tools]
         for tool in found:
-            warn_if_undescribed(tool)
+            warn_of(tool, self.stage.parser)
         if recorder is None:
             hook = None
         else:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,8 +139,17 @@ def exchange(
     return replace(added, names=tuple(names), revision=revision)
 
 
-def warn_if_undescribed(tool: Tool) -> None:
-    """Log a warning if the model would read nothing about a tool but its name and arguments."""
+def warn_of(tool: Tool, parser: Any) -> None:
+    """Log a warning if a tool has no description, or a name that the API of the parser's format refuses."""
+    names: str = getattr(parser, "tool_names", "")
+    if names and not re.fullmatch(names, tool.name):
+        logger.warning(
+            "the API of the format %s refuses the name of the tool %r, though some servers accept it; it"
+            " takes %s: Renamed(tool, 'new_name')",
+            parser.name,
+            tool.name,
+            names,
+        )
     if not tool.description.strip():
         logger.warning(
             "tool %r has no description, so that the model cannot know what it does: give the function a"
@@ -356,7 +366,7 @@ class ToolList(Compose):
         except BaseException:
             live.remove(tool.name)
             raise
-        warn_if_undescribed(tool)
+        warn_of(tool, self.stage.parser)
         self._tools.insert(index, tool)
 
     def _make_room_for(self, transform: Any, *, before: bool) -> bool:

@@ -380,14 +380,14 @@ async def test_blocking_create_delays_others_for_at_most_one_call():
     await session.close()
 
 
-async def test_unserializable_return_value_is_a_crash(caplog):
+async def test_a_return_value_that_is_not_json_becomes_its_text_with_its_reward():
     class Odd(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
-            return object(), 0.0, {}
+            return object(), 0.5, {}
 
-    caplog.set_level(logging.CRITICAL)
     async with Dispatcher([LifecycleTool(Odd())]).session("t") as session:
-        assert (await session.run([call(1)]))[0].status is Status.CRASH
+        (result,) = await session.run([call(1)])
+    assert (result.status, result.text, result.reward) == (Status.OK, "<object object>", 0.5)
 
 
 async def test_images_and_videos_become_parts():
@@ -414,8 +414,8 @@ async def test_media_are_opened_by_the_names_that_verl_has_for_it(tmp_path):
 
     class Shower(Counter):
         async def execute(self, instance_id, parameters, **kwargs):
-            image = process_image({"image": str(tmp_path / "a.png")})
-            video = process_video({"video": f"file://{tmp_path / 'a.mp4'}"})
+            image = process_image({"image": str(tmp_path / "a.png")}, image_patch_size=16)
+            video = process_video({"video": f"file://{tmp_path / 'a.mp4'}"}, 16, fps=None)
             return ToolResponse(image=[image, process_image(image)], video=[video], text="both"), 0, {}
 
     async with Dispatcher([LifecycleTool(Shower())]).session("t") as session:
@@ -425,6 +425,9 @@ async def test_media_are_opened_by_the_names_that_verl_has_for_it(tmp_path):
     for wrong in (3, {"other": 1}):
         with pytest.raises(ValueError, match="expected the bytes of a video file"):
             process_video(wrong)
+    for options in ({"fps": 2.0}, {"nframes": 8}, {"fps_max_frames": 3}):
+        with pytest.raises(TypeError, match=f"takes no {next(iter(options))}: "):
+            process_video(b"video", **options)
 
 
 async def test_numbers_of_other_libraries_are_rewards():
@@ -457,6 +460,7 @@ def test_object_without_lifecycle_methods_is_rejected(make, message):
 def test_a_tool_without_schema_says_how_to_give_one():
     with pytest.raises(NotImplementedError, match="NoSchema needs a tool_schema"):
         NoSchema({})
+    assert NoSchema({}, SCHEMA).get_openai_tool_schema() is SCHEMA
     target = Blocking()
     target.tool_schema = None
     with pytest.raises(TypeError, match="Blocking has no schema: expected tool_schema"):

@@ -60,6 +60,7 @@ class OpenAIToolCallParser(ToolCallParser):
     name = "openai"
     models = "messages of an API"
     example = "message.tool_calls"
+    tool_names = "[a-zA-Z0-9_-]{1,64}"
     shape: ClassVar[str] = OPENAI_SHAPE
 
     def parse(
@@ -102,6 +103,7 @@ class AnthropicToolUseParser(ToolCallParser):
     name = "anthropic"
     models = "messages of an API"
     example = '{"type": "tool_use", "name", "input"}'
+    tool_names = "[a-zA-Z0-9_-]{1,128}"
     shape: ClassVar[str] = '{"type": "tool_use", "id": "…", "name": "tool name", "input": {…}}'
 
     def parse(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
 from torchrl_agentic.errors import MissingExtra, SandboxError
-from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, check_argv
+from torchrl_agentic.sandbox.base import Sandbox, SandboxResult, check_argv, granted_place
 from torchrl_agentic.sandbox.cancellation import run_in_thread, run_to_completion
 from torchrl_agentic.sandbox.process import MAX_ERRORS, Capture
 from torchrl_agentic.sandbox.remote import scripts
@@ -244,10 +244,12 @@ class RemoteSandbox(Sandbox, Generic[M]):
         Raises:
             OSError: If it cannot be written, for example for lack of space.
         """
+        granted_place(path, ())
         await self._file(scripts.write(path), path, data)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
         """Read a file inside, at most 64 MiB of it."""
+        granted_place(path, ())
         limit = MAX_READ if max_bytes is None else min(max_bytes, MAX_READ)
         return await self._file(scripts.read(path, limit), path)
 

@@ -18,6 +18,9 @@ from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
+ENDLESS_S = 3.0
+"""Seconds after which a call that never ends is stopped."""
+
 
 def watch_sessions(owner: Any) -> list[tuple[str, asyncio.Task[Any] | None]]:
     """Watch the sessions of a tool or an interaction.
@@ -50,11 +53,14 @@ class ToolContract:
     Attributes:
         good: Arguments of a call that succeeds.
         bad: Arguments that its schema rejects.
+        endless: Arguments of calls that write the text "begun" and then never end, for tools that
+            run processes.
         row: Columns of the data set's row that trajectories begin with, for tools that need one.
     """
 
     good: ClassVar[Mapping[str, JSON]] = {}
     bad: ClassVar[Sequence[Mapping[str, JSON]]] = ()
+    endless: ClassVar[Sequence[Mapping[str, JSON]]] = ()
     row: ClassVar[Mapping[str, Any]] = {}
 
     def make(self) -> Any:
@@ -96,6 +102,18 @@ class ToolContract:
     async def test_bad_arguments_do_not_reach_it(self, dispatcher: Dispatcher) -> None:
         for args in self.bad:
             assert (await self.call(dispatcher, args)).status is Status.INVALID_ARGS
+
+    @pytest.mark.asyncio
+    async def test_a_stopped_process_shows_what_it_wrote(self) -> None:
+        """The tool stops it before the call, or the turn, would be stopped and return nothing."""
+        for limit in ("per_call_timeout", "per_turn_timeout") if self.endless else ():
+            dispatcher = Dispatcher([self.make()], **{limit: ENDLESS_S})
+            results = await asyncio.gather(
+                *(self.call(dispatcher, args, row) for row, args in enumerate(self.endless))
+            )
+            await dispatcher.close()
+            for result in results:
+                assert (result.status, "begun" in result.text) == (Status.TIMEOUT, True), result.text
 
     @pytest.mark.asyncio
     async def test_trajectories_run_side_by_side(self, dispatcher: Dispatcher) -> None:

@@ -117,14 +117,17 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Return the schema that the model reads, if the constructor gets none.
+        """Return the schema that the model reads: that of the constructor, unless the class overrides this.
 
         Raises:
-            NotImplementedError: If the class does not override it.
+            NotImplementedError: If the constructor got no schema and the class does not override the method.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} needs a tool_schema, or must override get_openai_tool_schema"
-        )
+        given = getattr(self, "tool_schema", None)
+        if given is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} needs a tool_schema, or must override get_openai_tool_schema"
+            )
+        return given
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """Start an instance for a trajectory.
@@ -206,12 +209,13 @@ def description_of(target: Any) -> Description:
     return Description(name, str(function.get("description", "")), parameters, function.get("strict"))
 
 
-def process_image(image: Any) -> Any:
+def process_image(image: Any, image_patch_size: int = 14) -> Any:
     """Open an image for `ToolResponse(image=[…])`, as verl's `vision_utils.process_image` does.
 
     Args:
         image: A Pillow image, the bytes of a file, base64, a data URL, a path, or a mapping with one of them
             as "image", "bytes" or "path". Nothing is loaded from the network.
+        image_patch_size: Accepted as verl's callers pass it; the processor of a model resizes by its own.
 
     Returns:
         A Pillow image, in RGB.
@@ -219,22 +223,41 @@ def process_image(image: Any) -> Any:
     Raises:
         ValueError: If it has another type, or cannot be opened.
     """
+    del image_patch_size
     return open_image(image)
 
 
-def process_video(video: Any) -> VideoPart:
+def process_video(
+    video: Any,
+    image_patch_size: int = 14,
+    nframes: int | None = None,
+    fps: float | None = None,
+    **others: Any,
+) -> VideoPart:
     """Read a video for `ToolResponse(video=[…])`, in place of verl's `vision_utils.process_video`.
 
     Args:
         video: The bytes of a file, a path, a `VideoPart`, or a mapping with one of them as "video".
+        image_patch_size: As in `process_image`.
+        nframes: Only None; the processor chooses the frames.
+        fps: Likewise.
+        others: Likewise.
 
     Returns:
         The file; the processor of a model extracts its frames.
 
     Raises:
+        TypeError: If an option chooses frames; the message names it.
         ValueError: If it has another type.
         OSError: If the file cannot be read.
     """
+    del image_patch_size
+    for name, value in {"nframes": nframes, "fps": fps, **others}.items():
+        if value:
+            raise TypeError(
+                f"process_video() returns the file, not frames, and takes no {name}: set it where the "
+                "processor of the model is made"
+            )
     if isinstance(video, Mapping):
         video = cast("Mapping[str, Any]", video).get("video")
     if isinstance(video, str | Path):

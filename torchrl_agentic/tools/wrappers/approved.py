@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from torchrl_agentic.errors import check_seconds
+from torchrl_agentic.errors import SchemaValidationError, check_seconds
 from torchrl_agentic.messages import JSON, Status, Timing, ToolResult
 from torchrl_agentic.tools.base import ToolContext
 from torchrl_agentic.tools.schema import Validator
@@ -59,7 +59,10 @@ class Approved(Wrapped):
 
     async def _obey(self, verdict: Verdict, ctx: ToolContext) -> ToolResult:
         if isinstance(verdict, Mapping):
-            changed, _ = Validator(self.input_schema).accept(verdict)
+            try:
+                changed, _ = Validator(self.input_schema).accept(verdict)
+            except SchemaValidationError as error:  # of the approver, not of the model
+                raise ValueError(f"the arguments of the verdict do not fit the schema: {error}") from None
             result = await self.result(changed, ctx)
             return replace(result, notes=(*result.notes, "changed arguments"))
         if verdict is not False and not isinstance(verdict, str):
