@@ -18,7 +18,7 @@ from torchrl_agentic.records import TrajectoryRecord, record_to_json
 from torchrl_agentic.viewer.app import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.query import parse
-from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.state import ViewerState
 
 Benchmark = Callable[..., Any]
 BYTES = 1 << 30
@@ -50,11 +50,11 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def first_screen(path: Path) -> int:
     """Start the viewer, and wait until a trajectory is on the screen."""
-    viewer = RolloutViewer(Reading(Library(path)))
+    viewer = RolloutViewer(ViewerState(Library(path)))
     async with viewer.run_test(size=(80, 24)) as pilot:
-        while not viewer.page.virtual_size.height or viewer.reading.row is None:
+        while not viewer.page.virtual_size.height or viewer.state.list.opened.row is None:
             await pilot.pause(0.005)
-        return len(viewer.reading.shown)
+        return len(viewer.state.list.shown)
 
 
 def test_first_screen(benchmark: Benchmark, dump: Path) -> None:
@@ -75,10 +75,10 @@ def test_all_lines_by_json(benchmark: Benchmark, dump: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reading(dump: Path) -> Iterator[Reading]:
+def state(dump: Path) -> Iterator[ViewerState]:
     """Return a dump that has been read completely."""
     library = Library(dump)
-    found = Reading(library)
+    found = ViewerState(library)
     while library.work():
         found.catch_up()
     yield found
@@ -98,38 +98,38 @@ def test_index_and_summaries(benchmark: Benchmark, dump: Path) -> None:
     assert benchmark.pedantic(read, rounds=1) > 1000
 
 
-def test_search(benchmark: Benchmark, reading: Reading) -> None:
+def test_search(benchmark: Benchmark, state: ViewerState) -> None:
     benchmark.group = "viewer: all of 1 GB"
 
     def search() -> int:
-        reading.search("Question 77:")
-        while reading.library.work():
+        state.search.begin("Question 77:")
+        while state.library.work():
             pass
-        return sum(reading.library.counts.values())
+        return sum(state.library.counts.values())
 
     assert benchmark.pedantic(search, rounds=1) >= 0
 
 
-def test_sort_and_filter(benchmark: Benchmark, reading: Reading) -> None:
+def test_sort_and_filter(benchmark: Benchmark, state: ViewerState) -> None:
     benchmark.group = "viewer: all of 1 GB"
 
     def ask() -> int:
-        reading.sort, reading.query = "score descending", parse("score>0.25 tool:python")
-        reading.ask()
-        while reading.library.work():
+        state.list.sort, state.list.query = "score descending", parse("score>0.25 tool:python")
+        state.list.ask()
+        while state.library.work():
             pass
-        return len(reading.shown)
+        return len(state.list.shown)
 
     assert benchmark.pedantic(ask, rounds=3) > 1000
 
 
-def test_next_trajectory(benchmark: Benchmark, reading: Reading) -> None:
+def test_next_trajectory(benchmark: Benchmark, state: ViewerState) -> None:
     """Measure from the key press to the visible lines of the page."""
     benchmark.group = "viewer: from one trajectory to the next"
 
     def go() -> int:
-        reading.go(37)
-        return len(reading.lay_out(80).lines)
+        state.list.go(37)
+        return len(state.page.lay_out(80).lines)
 
     assert benchmark.pedantic(go, rounds=200) > 10
 
@@ -142,13 +142,13 @@ def test_next_trajectory_of_100_mb(benchmark: Benchmark, tmp_path: Path) -> None
     lines = [json.dumps(record_to_json(one)) for one in (record, long)]
     (tmp_path / "1.jsonl").write_text("\n".join(lines))
     library = Library(tmp_path)
-    reading = Reading(library)
+    state = ViewerState(library)
     while library.work():
-        reading.catch_up()
+        state.catch_up()
 
     def go() -> int:
-        reading.go(1)
-        return len(reading.lay_out(80).lines)
+        state.list.go(1)
+        return len(state.page.lay_out(80).lines)
 
     assert benchmark.pedantic(go, rounds=50) > 10
     library.close()

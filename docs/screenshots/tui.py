@@ -15,8 +15,8 @@ from pathlib import Path
 from torchrl_agentic.records import TrajectoryRecord, read_records
 from torchrl_agentic.viewer import RolloutViewer
 from torchrl_agentic.viewer.library import Library
-from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.samples import SampleGroups
+from torchrl_agentic.viewer.state import ViewerState
 
 SIZE = (120, 36)
 PICTURES = {
@@ -33,7 +33,7 @@ PICTURES = {
 
 async def picture(dump: Path, keys: list[str], place: int = 0) -> str:
     """Draw the viewer after some keys, on the trajectory in a place of the list."""
-    viewer = RolloutViewer(Reading(Library(dump)))
+    viewer = RolloutViewer(ViewerState(Library(dump)))
     async with viewer.run_test(size=SIZE) as pilot:
         for key in ["", *["n"] * place, *keys]:
             if key:

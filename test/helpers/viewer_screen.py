@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from torchrl_agentic.viewer import RolloutViewer
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.query import label
-from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.state import ViewerState
 
 
 class Screen:
@@ -51,12 +51,12 @@ class Screen:
     @property
     def names(self) -> list[str]:
         """Labels of the listed trajectories."""
-        return [label(row) for row in self.app.reading.shown]
+        return [label(row) for row in self.app.state.list.shown]
 
     @property
     def name(self) -> str:
         """Step and label of the open trajectory."""
-        row = self.app.reading.row
+        row = self.app.state.list.opened.row
         return "" if row is None else f"{row.step.name} {label(row)}"
 
     @property
@@ -73,7 +73,7 @@ class Screen:
 @asynccontextmanager
 async def opened(path: Path, size: tuple[int, int] = (80, 24)) -> AsyncGenerator[Screen]:
     """Open a viewer, and wait until it has read its dump."""
-    app = RolloutViewer(Reading(Library(path)))
+    app = RolloutViewer(ViewerState(Library(path)))
     async with app.run_test(size=size) as pilot:
         screen = Screen(app, pilot)
         await screen.until(lambda: app.is_settled)

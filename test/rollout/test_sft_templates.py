@@ -304,7 +304,7 @@ REFUSED = (
     (
         f"{TAGGED.replace('qwen3_8 ', '')} {GEMMA} qwen3",
         {"markup in text"},
-        "takes markup in a text of the answer for its own; escape this markup",
+        "interprets markup in the text of the answer; escape this markup",
     ),
     # An argument with the tag that ends arguments, or calls, cannot be read.
     (f"{TAGGED} {GEMMA}", {"markup in call"}, "read back as .*; pass another template"),

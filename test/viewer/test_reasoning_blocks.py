@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_agentic.viewer.blocks import thoughts
+from torchrl_agentic.viewer.render_record import thoughts
 
 TAGS = ["<think>", "<thinking>", "<seed:think>", "<reasoning>", "[THINK]"]
 

@@ -11,8 +11,8 @@ from torchrl_agentic.messages import Status
 from torchrl_agentic.records import GroupMember, GroupRecord, Origin, Recorder
 from torchrl_agentic.viewer.library import Library, read_all, text_of
 from torchrl_agentic.viewer.query import parse
-from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.sample_screen import samples_of
+from torchrl_agentic.viewer.state import ViewerState
 
 
 def of_group(name, index, *, number=0, run="run-a", **more):
@@ -82,7 +82,7 @@ async def test_the_list_shows_questions_and_samples_open_from_it(tmp_path):
         await screen.press("enter")
         assert screen.name == "0 a"
         await screen.press("S", "p", "p", "p", "n", "c")
-        assert screen.app.reading.view == "compare"
+        assert screen.app.state.page.view == "compare"
         assert screen.name == "0 b"
         assert "┃" in screen.text
         await screen.press("S", "escape")
@@ -98,12 +98,12 @@ async def test_a_query_of_a_step_lists_all_files(tmp_path):
         assert screen.names == ["of-2"]
         await screen.press("slash", "escape")
         assert screen.names == ["of-2"]
-    reading = Reading(Library(dump))
-    reading.query_by("step:1")
-    while reading.library.work():
-        reading.catch_up()
-    assert [row.summary.trajectory for row in reading.shown] == ["of-1"]
-    reading.library.close()
+    state = ViewerState(Library(dump))
+    state.list.query_by("step:1")
+    while state.library.work():
+        state.catch_up()
+    assert [row.summary.trajectory for row in state.list.shown] == ["of-1"]
+    state.library.close()
 
 
 async def test_a_step_is_that_of_the_batch_also_if_it_is_known_later(tmp_path):

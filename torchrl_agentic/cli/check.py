@@ -354,7 +354,7 @@ def _load(path: Path) -> LoadedTools:
 
 
 async def _offered(loaded: LoadedTools) -> list[CheckedTool]:
-    """Return all tools; toolsets are set up to list theirs, and torn down again."""
+    """Return all tools; set up each toolset to list its tools, and tear it down again."""
     found = [
         CheckedTool(tool, source.place, source.defined)
         for tool, source in zip(loaded.tools, loaded.sources.values(), strict=True)

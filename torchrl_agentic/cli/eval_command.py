@@ -35,7 +35,7 @@ def eval_model(
     limit: Annotated[int | None, typer.Option(min=1, help="Number of questions, from the first.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of samples per question.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the evaluation in the folder: ask what is missing.")
+        bool, typer.Option("--resume", help="Continue the evaluation in the folder where it stopped.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; by default evals/NAME.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the evaluation; by default, the file's.")] = None,
@@ -58,9 +58,9 @@ def eval_model(
         int | None, typer.Option(min=1, help="Upper bound on the tokens of a trajectory.")
     ] = None,
     max_total_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Ask no more samples after this number of tokens in all.")
+        int | None, typer.Option(min=1, help="Take no more samples after this total number of tokens.")
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(help="Ask no more samples after this cost.")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="Take no more samples after this cost.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on questions with scorers: means with intervals, pass@k, failures, tokens and cost.
@@ -106,14 +106,14 @@ def eval_model(
     if not result.is_whole and result.out is not None:
         again = f"torchrl-agentic eval {config} --resume --out {result.out}"
         Console(stderr=True).print(
-            Text(f"to ask what is missing or failed, with the same options: {again}", style="yellow"),
+            Text(f"to take the missing and failed samples, with the same options: {again}", style="yellow"),
             soft_wrap=True,
         )
     raise typer.Exit(code if code is not None else int(not result.is_whole))
 
 
 def check_engine(name: str | None) -> None:
-    """Raise typer.BadParameter, which lists the engines, if none has this name."""
+    """Raise typer.BadParameter, with a list of the engines, if none has this name."""
     from torchrl_agentic.cli.rollout_file import ModelConfig
 
     engines = get_args(ModelConfig.model_fields["engine"].annotation)
@@ -131,7 +131,7 @@ def _evaluated(
     *,
     resume: bool,
 ) -> EvalResult:
-    """Read the configuration, and run it with the changes that are not None."""
+    """Read the configuration, replace its values by the options that are not None, and run it."""
     from torchrl_agentic.cli.eval_section import EvalSection, load_scorers
     from torchrl_agentic.cli.model_loading import open_model
     from torchrl_agentic.cli.rollout_file import ModelConfig, load_config, load_questions

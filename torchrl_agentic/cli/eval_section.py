@@ -58,10 +58,10 @@ class EvalSection(Section):
             an engine behind an API busy.
         trajectory_timeout: Seconds that a trajectory and its scores may take.
         max_trajectory_tokens: Upper bound on the tokens of a trajectory.
-        retries: Number of times that a trajectory which failed is begun again.
-        fail_above: Share of failed samples above which no more are asked.
-        max_total_tokens: Number of tokens after which no more samples are asked, those of judges included.
-        max_cost: Cost after which no more samples are asked, that of judges included.
+        retries: Number of times that a failed trajectory is begun again.
+        fail_above: Share of failed samples above which no more are taken.
+        max_total_tokens: Number of tokens after which no more samples are taken, those of judges included.
+        max_cost: Cost after which no more samples are taken, that of judges included.
     """
 
     scorers: Scorers = Field(default_factory=lambda: [DEFAULT])

@@ -31,7 +31,7 @@ class OpenedModel:
         engine: The model or engine.
         tokenizer: Its tokenizer; None for a model behind an API.
         tools: Tools, parser and limits.
-        options: Further arguments of `evaluate`.
+        options: Additional arguments of `evaluate`.
         ignored: Settings of the file that have no effect, a sentence each.
     """
 
@@ -111,7 +111,7 @@ def _model(chosen: ModelConfig) -> tuple[Any, Any]:
 
 
 def _use_few_threads(model: Any) -> None:
-    """Use one thread for a small model on a CPU; several would spend their time waiting for each other."""
+    """Use one thread for a small model on a CPU, which is faster than several."""
     import torch
 
     if model.device.type == "cpu" and model.num_parameters() < SMALL_MODEL:

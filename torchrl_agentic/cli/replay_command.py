@@ -104,7 +104,7 @@ def recorded_to(path: Path, read: Iterable[Path]) -> Generator[Recorder]:
 
     Args:
         path: File for the records.
-        read: Files that are read meanwhile, which `path` must not be.
+        read: Input files; `path` must not be one of them.
 
     Raises:
         ValueError: If `path` is one of them, or has another suffix.

@@ -41,7 +41,7 @@ class ModelConfig(pydantic.BaseModel):
         base_url: URL of the service, with "openai"; None: OPENAI_BASE_URL, else OpenAI's.
         api_key_env: Environment variable with the key of the service; None: OPENAI_API_KEY.
         price: Price per million tokens: "prompt", "completion" and perhaps "cached".
-        extra_body: Further fields of each request to the service.
+        extra_body: Additional fields of each request to the service.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -77,7 +77,7 @@ class ModelConfig(pydantic.BaseModel):
 
 
 class RolloutConfig(ToolsConfig):
-    """The keys of a YAML file for `torchrl-agentic rollout`, beside the tools of `ToolsConfig`.
+    """The keys of a YAML file for `torchrl-agentic rollout`, in addition to those of `ToolsConfig`.
 
     A file that names no tools has `python` and `stop`.
 
@@ -90,7 +90,7 @@ class RolloutConfig(ToolsConfig):
         per_call_timeout: Time limit of a tool call, in seconds; None for no limit.
         per_turn_timeout: Time limit of all calls of a turn, in seconds; None for no limit.
         out: File of the result, relative to the working directory.
-        eval: What `torchrl-agentic eval` needs besides.
+        eval: Options of `torchrl-agentic eval`.
     """
 
     conversations: list[str] = pydantic.Field(default_factory=list)

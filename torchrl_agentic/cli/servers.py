@@ -86,7 +86,7 @@ def serve_sandbox(
         typer.Option(help="Largest number of running programs; one more than the processors by default."),
     ] = None,
     max_queue: Annotated[
-        int, typer.Option(help="Largest number of waiting programs; further requests get status 429.")
+        int, typer.Option(help="Largest number of waiting programs; others get status 429.")
     ] = 256,
     max_run_timeout: Annotated[
         float, typer.Option(help="Largest time limit for compiling or running, in seconds.")

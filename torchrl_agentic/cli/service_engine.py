@@ -29,7 +29,7 @@ def service_engine(
         base_url: URL of the service.
         api_key_env: Environment variable with its key.
         price: Arguments of `Price`.
-        options: Further arguments of `OpenAIEngine`; None leaves the default.
+        options: Additional arguments of `OpenAIEngine`; None leaves the default.
 
     Raises:
         ConfigError: If there is no key, or a value is out of range; the message names file and line.

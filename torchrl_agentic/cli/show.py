@@ -49,11 +49,11 @@ def complain(error: object, *, style: str = "red") -> None:
 
 @contextmanager
 def mistakes_end_it(path: Path | None = None, *more: type[Exception], code: int = 2) -> Generator[None]:
-    """End the command if the block raises an error that its user can cause; print the error.
+    """Print errors that the user can cause, and end the command with an exit code.
 
     Args:
         path: File that the command reads; named before errors that do not name it.
-        more: Further types of such errors.
+        more: Additional types of such errors.
         code: The exit code.
     """
     try:
@@ -94,7 +94,7 @@ def _message(message: Message, lines: int, width: int) -> Text:
 
 
 def _clip(text: str, lines: int, width: int) -> str:
-    """Return the first lines of a text, wrapped."""
+    """Wrap a text, and return its first lines."""
     wrapped = [piece for line in text.split("\n") for piece in textwrap.wrap(printable(line), width) or [""]]
     more = [f"… {len(wrapped) - lines} more lines"] if len(wrapped) > lines + 1 else []
     return "\n".join("  " + line for line in [*(wrapped[:lines] if more else wrapped), *more])
@@ -171,11 +171,11 @@ def answer_summary(result: EvalResult) -> Group:
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
-    """Return a progress bar; on a console that is not a terminal, it leaves no trace.
+    """Return a progress bar, which prints nothing permanent unless the console is a terminal.
 
     Args:
         console: Where it is shown.
-        columns: Further columns.
+        columns: Additional columns.
         transient: Leave no trace in a terminal either.
     """
     usual = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -19,10 +19,10 @@ from torchrl_agentic.text import printable
 from torchrl_agentic.viewer.library import Library, read_all, text_of
 from torchrl_agentic.viewer.listing import SORTS
 from torchrl_agentic.viewer.query import QueryError, parse
-from torchrl_agentic.viewer.reading import Reading
 from torchrl_agentic.viewer.report import Report, Tally, compare, read_tally
 from torchrl_agentic.viewer.report.tally import rows_of
 from torchrl_agentic.viewer.run_folder import RunFolder
+from torchrl_agentic.viewer.state import ViewerState
 
 if TYPE_CHECKING:
     from torchrl_agentic.evaluation import EvalComparison
@@ -112,13 +112,13 @@ def _show(library: Library, query: str, sort: str) -> int:
         from torchrl_agentic.errors import MissingExtra
 
         raise MissingExtra("The viewer", "textual", "viewer") from None
-    reading = Reading(library)
-    reading.sort = sort
+    state = ViewerState(library)
+    state.list.sort = sort
     library.work()  # finds the fields that a query can use
-    reading.query_by(query)
+    state.list.query_by(query)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ValueError("the viewer needs a terminal: --text prints the dump, --html FILE writes a page")
-    viewer = RolloutViewer(reading)
+    viewer = RolloutViewer(state)
     viewer.run()
     return viewer.return_code or 0
 

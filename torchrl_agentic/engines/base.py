@@ -1,4 +1,4 @@
-"""`Engine` samples the token ids of an answer to those of a prompt; `ChatEngine` answers messages."""
+"""`Engine`: prompt token ids in, sampled token ids out; `ChatEngine`: messages in, a message out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sampled:
         ids: Sampled token ids, [R], a stop token included.
         log_probs: Log-probability of each id under the weights that sampled it, in nats, [R]; None: unknown.
         finish: "stop" after a stop token; "length" after `max_tokens`; "aborted" if the weights changed or
-            the engine was lost, in which case sampling may resume behind `ids`.
+            the engine was lost, in which case sampling may resume after `ids`.
         version: Policy version of the weights; None: `Engine.version` when the request was made.
     """
 
@@ -46,7 +46,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class EnginePressure:
-    """How full an engine is, as it reports itself.
+    """How full an engine is, by its own report.
 
     Attributes:
         kv_use: Share of the KV cache that running requests hold, 0 to 1; what could be evicted is free.
@@ -68,9 +68,9 @@ class BaseEngine(metaclass=Interface):
 
     Attributes:
         version: Policy version: number of weight updates so far.
-        max_concurrent: Number of requests that the engine works on at once; further ones wait in it.
-        can_resume: Whether sampling may go on behind an aborted answer. False, as with constrained decoding:
-            updates wait for the requests that run.
+        max_concurrent: Number of requests that the engine works on at once; others wait in it.
+        can_resume: Whether sampling may continue after an aborted answer. If not, as with constrained
+            decoding, updates wait for the requests that run.
         usage: Requests, tokens and cost so far; None: the engine does not count them.
         may_know_cost: Whether `usage` may have costs; False: its `cost` says nothing.
     """
@@ -123,9 +123,9 @@ class BaseEngine(metaclass=Interface):
 class Engine(BaseEngine, members=("version", "sample", "update", "close")):
     """Samples from token ids: vLLM, SGLang, transformers, a TorchRL policy. `EngineContract` tests one.
 
-    A subclass defines `sample`, `update` and `close`, and whatever else differs from the defaults. An object
-    of another class with `version` and these methods is an instance too; `ensure_engine` adapts it where a
-    collector, pool, judge or evaluation gets it.
+    A subclass defines `sample`, `update` and `close`, and the members that differ from the defaults. An
+    object of another class with `version` and these methods is an instance too; `ensure_engine` adapts it
+    where a collector, pool, judge or evaluation gets it.
 
     Attributes:
         context_length: Number of tokens that it takes, prompt and answer together; None: unknown, so that
@@ -168,7 +168,7 @@ class Engine(BaseEngine, members=("version", "sample", "update", "close")):
         """Return how full the engine is, which `max_in_flight="auto"` of a collector follows.
 
         Returns:
-            None, the default, if it can never tell; it is not asked again then.
+            None, the default, if it is never known; it is not called again then.
 
         Raises:
             InfrastructureError: If it cannot tell now.

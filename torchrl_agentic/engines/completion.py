@@ -1,4 +1,4 @@
-"""`Completion`: the answer of a chat completions API, whole or in pieces; `api_messages`: what it is asked.
+"""`Completion`: read an answer of a chat completions API; `api_messages`: write the messages of a request.
 
 The form is that of OpenAI's API reference; servers that imitate it deviate in ways that are accepted here.
 """
@@ -50,7 +50,7 @@ _MAX_NAME = 1000
 
 
 class InvalidCompletion(ValueError):
-    """A server sent something else than a chat completion."""
+    """A server sent something other than a chat completion."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _CallPieces:
     arguments: list[str] = field(default_factory=list[str])
 
     def add(self, item: JSON) -> None:
-        """Add a call or a piece of one; what is not a call becomes its arguments, which no parser reads."""
+        """Add a call or a piece of one; anything else becomes the arguments of a malformed call."""
         fields = fields_of(item)
         function = fields_of((fields or {}).get("function")) or fields
         if fields is None or function is None:
@@ -76,7 +76,7 @@ class _CallPieces:
 
 @dataclass(slots=True)
 class Completion:
-    """An answer that is put together from a response, or from the pieces of a stream.
+    """An answer, assembled from a response or from the pieces of a stream.
 
     Attributes:
         finish: The finish reason; None if there was none yet.
@@ -98,7 +98,7 @@ class Completion:
 
     @property
     def _ended_by(self) -> str:
-        """The finish reason as most services write it: some write capitals, or the details behind a colon."""
+        """The finish reason in lower case, without the details that some services write after a colon."""
         return (self.finish or "").lower().partition(":")[0].strip().replace("-", "_")
 
     def add(self, data: JSON, *, is_whole: bool) -> None:
@@ -167,7 +167,7 @@ class Completion:
         return self._new_call(item)
 
     def message(self, before: Sequence[Mapping[str, Any]]) -> Message:
-        """Return the message; its calls have ids that are unique in the conversation.
+        """Return the message, with call ids that are unique in the conversation.
 
         Args:
             before: The messages before it.
@@ -209,8 +209,8 @@ def api_messages(
     """Return a conversation in the form of OpenAI's API.
 
     Calls without a result are left out, and a result without a call becomes a user's message, since services
-    refuse both. Arguments that are no JSON object are wrapped in one, since servers read them for their chat
-    template. Images become data URLs; those of tool results follow in a user's message.
+    refuse both. Arguments that are not a JSON object are wrapped in one, since servers pass them to their
+    chat template. Images become data URLs; those of tool results follow in a user's message.
 
     Args:
         messages: The messages, as chat templates take them.
@@ -258,7 +258,7 @@ def api_messages(
 
 
 def _answered(messages: Sequence[Mapping[str, Any]], start: int) -> Iterator[str]:
-    """Yield the ids of the calls that the tool messages from `start` on answer."""
+    """Yield the call ids of the tool messages from `start` on."""
     for message in messages[start:]:
         if message["role"] != "tool":
             return

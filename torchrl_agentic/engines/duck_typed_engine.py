@@ -17,7 +17,7 @@ from torchrl_agentic.messages import JSON, Message
 
 
 class EngineWrapper(BaseEngine):
-    """Takes the members that all engines have from another engine.
+    """Delegates the members that all engines have to another engine.
 
     Args:
         target: The engine, or an object that behaves like one: its optional members are used if it has them.
@@ -28,27 +28,27 @@ class EngineWrapper(BaseEngine):
 
     @property
     def version(self) -> int:
-        """Return that of the engine."""
+        """The same attribute of the engine."""
         return self.target.version
 
     @property
     def max_concurrent(self) -> int:
-        """Return that of the engine."""
+        """The same attribute of the engine."""
         return getattr(self.target, "max_concurrent", BaseEngine.max_concurrent)
 
     @property
     def can_resume(self) -> bool:
-        """Return that of the engine."""
+        """The same attribute of the engine."""
         return getattr(self.target, "can_resume", BaseEngine.can_resume)
 
     @property
     def usage(self) -> Usage | None:
-        """Return that of the engine; None: it does not count."""
+        """Usage of the engine; None if it does not count it."""
         return getattr(self.target, "usage", None)
 
     @property
     def may_know_cost(self) -> bool:
-        """Return that of the engine."""
+        """The same attribute of the engine."""
         return getattr(self.target, "may_know_cost", BaseEngine.may_know_cost)
 
     async def update(self, weights: Any) -> int:
@@ -60,7 +60,7 @@ class EngineWrapper(BaseEngine):
         await self.target.close()
 
     def usage_of(self, key: str) -> Usage | None:
-        """Return what the engine has counted for a trajectory."""
+        """Return the usage of one trajectory."""
         return getattr(self.target, "usage_of", super().usage_of)(key)
 
     def set_seed(self, seed: int) -> None:
@@ -84,22 +84,22 @@ class EngineAdapter(EngineWrapper, Engine):
 
     @property
     def context_length(self) -> int | None:
-        """Return that of the object; None: unknown."""
+        """The same attribute of the object; None if it is unknown."""
         return getattr(self.target, "context_length", None)
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
-        """Return those of the object."""
+        """The same attribute of the object."""
         return getattr(self.target, "stop_token_ids", ())
 
     @property
     def takes_media(self) -> bool:
-        """Return that of the object."""
+        """The same attribute of the object."""
         return getattr(self.target, "takes_media", False)
 
     @property
     def sampling(self) -> Sampling | None:
-        """Return that of the object; None: unknown."""
+        """The same attribute of the object; None if it is unknown."""
         return sampling_of(self.target)
 
     async def sample(
@@ -115,7 +115,7 @@ class EngineAdapter(EngineWrapper, Engine):
         return await self.target.sample(ids, max_tokens=max_tokens, key=key, on_ids=on_ids, **media)
 
     async def pressure(self) -> EnginePressure | None:
-        """Return how full the object is; None if it cannot tell."""
+        """Return how full the engine is; None if it is unknown."""
         return await getattr(self.target, "pressure", super().pressure)()
 
     async def check(self) -> None:
@@ -137,7 +137,7 @@ class ChatEngineAdapter(EngineWrapper, ChatEngine):
 
     @property
     def sampling(self) -> Mapping[str, JSON]:
-        """Return that of the object."""
+        """The same attribute of the object."""
         return getattr(self.target, "sampling", {})
 
     async def chat(
@@ -152,7 +152,7 @@ class ChatEngineAdapter(EngineWrapper, ChatEngine):
         return await self.target.chat(messages, tools=tools, max_tokens=max_tokens, key=key)
 
     def conversation_tokens(self, key: str) -> int | None:
-        """Return those that the object knows; None if it never does."""
+        """Return the number of tokens of a conversation; None if the object never knows it."""
         return getattr(self.target, "conversation_tokens", super().conversation_tokens)(key)
 
 

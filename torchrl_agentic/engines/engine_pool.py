@@ -1,4 +1,4 @@
-"""`EnginePool`: several engines as one, of which some may be lost, come back, or load new weights."""
+"""`EnginePool`: several engines used as one, with failover and rolling weight updates."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class EnginePool(Engine):
 
     Failures: a request whose engine raises InfrastructureError is made again on another one. If the engine
     returns a part of the answer with the finish "aborted", the pool returns it, and the next request of the
-    trajectory, which resumes behind these ids, goes to another engine. Either takes the engine out, for
-    `retry_s` seconds, and for twice as long after each further failure in a row. Then it is tried again, and
+    trajectory, which resumes after these ids, goes to another engine. Either takes the engine out, for
+    `retry_s` seconds, and for twice as long after each consecutive failure. Then it is tried again, and
     used again if it works: by its `check` and the latest weights, if there are any, or by one request.
 
-    Updates: `at_once` engines load new weights at a time, while the others go on sampling. `version` rises
-    when all engines that are in have them, so no request that begins gets older weights than `version` says.
-    Each result has the version of the engine that sampled it. An engine that was out, or failed to load, gets
-    the latest weights before it serves again, because a server that was started again has those of its
-    checkpoint. For this the pool keeps the weights of the last update: tensors as a copy in the memory of the
-    CPU; a folder, function or other object as it is.
+    Updates: `at_once` engines load new weights at a time, while the others continue to sample. `version`
+    rises when all engines that are in have them, so no request that begins gets older weights than `version`
+    says. Each result has the version of the engine that sampled it. An engine that was out, or failed to
+    load, gets the latest weights before it serves again, because a server that was started again has those of
+    its checkpoint. For this the pool keeps the weights of the last update: tensors as a copy in the memory of
+    the CPU; a folder, function or other object as it is.
 
     All engines must have the same model, tokenizer, sampling options and, at first, weights. They belong to
     the pool: use, update and close them by it only.
@@ -65,7 +65,7 @@ class EnginePool(Engine):
         may_know_cost: Whether one of the engines may know costs.
 
     Raises:
-        TypeError: If one of the engines is none, or takes messages.
+        TypeError: If an element is not an engine, or is an engine that takes messages.
         ValueError: If there are no engines, one is given twice, or a number is out of range.
     """
 
@@ -135,7 +135,10 @@ class EnginePool(Engine):
     @property
     def members(self) -> tuple[PoolMember, ...]:
         """The state of each engine."""
-        return self._pool.members()
+        return tuple(
+            PoolMember(engine, one.phase, one.version, one.running, one.is_loading, one.reason)
+            for engine, one in zip(self.engines, self._state.members, strict=True)
+        )
 
     async def sample(
         self,
@@ -194,8 +197,8 @@ class EnginePool(Engine):
     async def update(self, weights: Any) -> int:
         """Load new weights into one engine after the other. It runs to its end even if it is cancelled.
 
-        Engines that are out get them when they come back; so do engines that are lost meanwhile. If all are
-        out, all are tried.
+        Engines that are out get them when they come back; so do engines that are lost during the
+        update. If all are out, all are tried.
 
         Args:
             weights: The weights, in the form that the engines take; an iterator is read into a list. None
@@ -206,7 +209,7 @@ class EnginePool(Engine):
 
         Raises:
             InfrastructureError: If no engine could load them; the version stays the same.
-            Exception: What an engine raises that refuses the weights, if no engine has loaded them.
+            Exception: The error of an engine that refuses the weights, if no engine has loaded them.
         """
         self._pool.check_open()
         task = asyncio.create_task(self._weights.update(weights))
@@ -215,13 +218,13 @@ class EnginePool(Engine):
         return await asyncio.shield(task)
 
     async def pressure(self) -> EnginePressure | None:
-        """Return the KV use of the fullest engine that is in, and the sums of the other figures.
+        """Return the KV use of the fullest engine that is in use, and the sums of the other figures.
 
         Returns:
             None if no engine reports anything.
 
         Raises:
-            InfrastructureError: If engines that report cannot be asked now.
+            InfrastructureError: If the engines that report their use cannot be reached.
         """
         asked = [one.number for one in self._state.members if one.phase == "in"]
         answers = await asyncio.gather(
@@ -251,7 +254,7 @@ class EnginePool(Engine):
         """Close all engines; requests and updates end with InfrastructureError; may be called again.
 
         Raises:
-            Exception: What an engine raises, after all were closed.
+            Exception: The error of an engine, after all were closed.
         """
         self._pool.is_closed = True
         self._pool.notify()
@@ -302,7 +305,7 @@ class EnginePool(Engine):
             await self._pool.change()
 
     def _answer(self, ticket: Ticket, found: Any) -> Sampled:
-        """Return an answer with its version in the numbers of the pool, and record what it says."""
+        """Return an answer with its version in the numbers of the pool, and record the success or failure."""
         if not isinstance(found, Sampled):
             return found  # the caller knows what to say about it
         version = self._weights.version_of(ticket.number, found.version, ticket.version)
@@ -315,7 +318,7 @@ class EnginePool(Engine):
 
 
 class _Listener:
-    """Passes pieces of an answer on, and knows whether there were any."""
+    """Passes pieces of an answer on to a callback, and records whether there were any."""
 
     __slots__ = ("_on_ids", "has_passed_on")
 
@@ -330,13 +333,13 @@ class _Listener:
 
 
 def _together(usages: Sequence[Usage | None]) -> Usage | None:
-    """Return the sum of what engines have used; None if one of them is unknown."""
+    """Return the sum of usages; None if one of them is unknown."""
     known = [one for one in usages if one is not None]
     return sum(known, Usage()) if len(known) == len(usages) else None
 
 
 def _checked(engines: Any) -> tuple[Engine, ...]:
-    """Return the engines of a pool, if they are several that take tokens."""
+    """Return the engines of a pool; raise an error unless they are distinct engines that take tokens."""
     if not isinstance(engines, Sequence) or isinstance(engines, str):
         raise TypeError(f"engines is a list of engines; got {type(engines).__name__}")
     given = tuple(cast("Sequence[Any]", engines))

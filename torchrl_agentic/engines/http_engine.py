@@ -10,18 +10,17 @@ import contextlib
 import itertools
 import logging
 import math
-import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from torchrl_agentic.engines.base import Engine, EnginePressure, Finish, OnIds, Sampled
-from torchrl_agentic.engines.http_session import HTTPSession
+from torchrl_agentic.engines.http_session import SHOWN, HTTPSession
 from torchrl_agentic.engines.request_checks import FINISHES, check_request
 from torchrl_agentic.engines.request_gate import SETTLE_S, RequestGate, RequestInterrupted
 from torchrl_agentic.engines.sampling import Sampling
@@ -31,10 +30,7 @@ from torchrl_agentic.engines.weights import Weights, in_thread, weights_folder
 from torchrl_agentic.errors import InfrastructureError, check_count, check_seconds
 from torchrl_agentic.messages import JSON
 from torchrl_agentic.tokens.writer import stop_ids
-from torchrl_agentic.tools.service import BUSY, Patience, ServiceError, pause_s, retry_after_s
-
-if TYPE_CHECKING:
-    import aiohttp
+from torchrl_agentic.tools.service import BUSY, Patience, ServiceError
 
 __all__ = ["HTTPEngine"]
 
@@ -44,10 +40,7 @@ Kind: TypeAlias = Literal["vllm", "sglang"]
 UpdateWeights: TypeAlias = Callable[[Any], Awaitable[None]]
 
 _FORBID = -100.0
-_SHOWN = 300
 _LEAST = -3.4e38  # of 32-bit floats
-_LATE = 408
-_CHECK_S = 10.0
 
 
 class HTTPEngine(Engine):
@@ -57,7 +50,7 @@ class HTTPEngine(Engine):
     weight updates the server needs `VLLM_SERVER_DEV_MODE=1`. SGLang: `/generate` of any server.
 
     An answer ends with one of the stop ids, and with no other token. The pad token is never sampled, because
-    losses drop it. Failed requests are made again; a stream that breaks off ends with what it has, with the
+    losses drop it. Failed requests are made again; a stream that breaks off returns the ids so far, with the
     finish "aborted".
 
     An update holds new requests back and pauses the server, which ends or keeps requests that run; then the
@@ -69,25 +62,25 @@ class HTTPEngine(Engine):
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
-        stop_token_ids: Further ids that end an answer. The server does not say which its model has: give the
-            `eos_token_id` of its `generation_config.json`, if that lists several.
+        stop_token_ids: Additional ids that end an answer. The server does not report those of its model: give
+            the `eos_token_id` of its `generation_config.json`, if that lists several.
         log_probs: Return log-probabilities.
         log_probs_are_processed: The server returns log-probabilities after temperature, as vLLM does with
             `--logprobs-mode processed_logprobs`, and SGLang without `SGLANG_RETURN_ORIGINAL_LOGPROB`. None:
             SGLang does, vLLM does not.
-        sampling: Further sampling parameters, by the server's names.
+        sampling: Additional sampling parameters, by the server's names.
         context_length: Number of tokens that the model takes, prompt and answer together; None leaves the
             check to the server.
         vocab_size: Number of ids that are expected; None: those of the tokenizer.
-        max_concurrent: Most requests at once; further ones wait.
+        max_concurrent: Most requests at once; others wait.
         model: Name of the model, for a vLLM server with several.
         api_key: Sent as `Authorization: Bearer ...`.
-        headers: Further headers of each request.
+        headers: Additional headers of each request.
         timeout: Time limit for one try of a request, in seconds; None: no limit.
         patience: How often to try again after transient failures, and with which pauses; no try begins after
             its `deadline_s`.
         update_weights: Loads new weights into the server: `await update_weights(weights)`, instead of the
-            server's own endpoints. No request runs meanwhile.
+            server's own endpoints. No request runs during this.
         weights_parent: Folder for the files of new weights, which the server must see under the same path; by
             default in memory or among temporary files.
 
@@ -152,10 +145,14 @@ class HTTPEngine(Engine):
         self.can_resume = not self._wire.constraints & {
             name for name, value in (sampling or {}).items() if value
         }
-        self._timeout, self._patience = timeout, patience or Patience()
         self._update_weights, self._weights_parent = update_weights, weights_parent
         authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._http = HTTPSession(self._url, {**authorization, **(headers or {})})
+        self._http = HTTPSession(
+            self._url,
+            {**authorization, **(headers or {})},
+            timeout=timeout,
+            patience=patience or Patience(),
+        )
         self._slots = asyncio.Semaphore(self.max_concurrent)
         self._gate = RequestGate()
         self._name, self._numbers = uuid.uuid4().hex[:8], itertools.count()
@@ -212,7 +209,8 @@ class HTTPEngine(Engine):
         Raises:
             InfrastructureError: If it does not, or the engine is closed.
         """
-        status, _ = await self._get("/health")
+        self._gate.check_open()
+        status, _ = await self._http.get("/health")
         if status >= 300:
             raise InfrastructureError(f"{self._url}/health responded with {status}")
 
@@ -224,7 +222,8 @@ class HTTPEngine(Engine):
         Raises:
             InfrastructureError: If the server cannot be reached or fails, or the engine is closed.
         """
-        status, text = await self._get("/metrics")
+        self._gate.check_open()
+        status, text = await self._http.get("/metrics")
         if status >= 500 or status in BUSY:
             raise InfrastructureError(f"{self._url}/metrics responded with {status}")
         metrics = read_metrics(text) if status < 300 else {}
@@ -238,16 +237,6 @@ class HTTPEngine(Engine):
                 status,
             )
         return found
-
-    async def _get(self, path: str) -> tuple[int, str]:
-        """Return status and body of the response of the server to a quick question about itself."""
-        self._gate.check_open()
-        try:
-            async with asyncio.timeout(_CHECK_S), self._http.request("GET", path) as response:
-                return response.status, (await response.read()).decode("utf-8", "replace")
-        except (TimeoutError, *self._http.errors) as error:
-            what = str(error) or type(error).__name__
-            raise InfrastructureError(f"{self._url} cannot be reached: {what}") from error
 
     async def close(self) -> None:
         """End all requests with InfrastructureError, and close the connections."""
@@ -286,11 +275,11 @@ class HTTPEngine(Engine):
         path, payload = command
 
         async def post() -> None:
-            async with self._post(path, payload, {}) as response:
+            async with self._http.post(path, payload, {}) as response:
                 self._wire.check_command(_json(await response.read()))
 
         try:
-            await self._with_retries(post, lambda: True)
+            await self._http.with_retries(post, lambda: True)
         except ValueError as error:
             raise InfrastructureError(f"{error}. {self._wire.hint}") from error
 
@@ -301,7 +290,7 @@ class HTTPEngine(Engine):
         async def once() -> None:
             name = f"{request.key}/{self._name}-{next(self._numbers)}"
             payload = self._wire.request(request, name, stream)
-            async with self._post(self._wire.path, payload, {"X-Session-ID": request.key}) as response:
+            async with self._http.post(self._wire.path, payload, {"X-Session-ID": request.key}) as response:
                 if stream:
                     async for data in event_data(response.content.iter_any()):
                         if data != DONE:
@@ -312,21 +301,21 @@ class HTTPEngine(Engine):
                 raise ServiceError(f"{self._url} ended an answer early", "short", is_transient=True)
 
         try:
-            await self._with_retries(once, lambda: not request.found.ids)
+            await self._http.with_retries(once, lambda: not request.found.ids)
         except ServiceError as error:
             if not request.found.ids or not error.is_transient:
                 raise
             request.found.finish = "abort"  # sampling may resume behind what it has
 
     def _add(self, request: _HTTPRequest, data: Any) -> None:
-        """Add a response, or a piece of a stream, to what is found."""
+        """Add a response, or a piece of a stream, to the answer."""
         try:
             if isinstance(data, Mapping) and data.get("error") is not None:
                 self._raise_for_event(data["error"])
             piece = self._wire.read(data, request.found)
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise InfrastructureError(
-                f"{self._url} sent no answer with token ids ({error!r}): {str(data)[:_SHOWN]}"
+                f"{self._url} sent no answer with token ids ({error!r}): {str(data)[:SHOWN]}"
             ) from error
         self._check(piece, len(request.found.ids), request.max_tokens)
         request.found.ids += piece.ids
@@ -340,7 +329,7 @@ class HTTPEngine(Engine):
     def _check(self, piece: _AnswerPiece, before: int, max_tokens: int) -> None:
         """Raise InfrastructureError if a piece is not what an engine returns."""
         if not set(map(type, piece.ids)) <= {int}:
-            raise InfrastructureError(f"{self._url} sent ids that are no whole numbers: {piece.ids!r:.200}")
+            raise InfrastructureError(f"{self._url} sent ids that are not integers: {piece.ids!r:.200}")
         if piece.ids and not 0 <= min(piece.ids) <= max(piece.ids) < self._vocab_size:
             wrong = next(token for token in piece.ids if not 0 <= token < self._vocab_size)
             raise InfrastructureError(
@@ -363,7 +352,7 @@ class HTTPEngine(Engine):
         except (TypeError, ValueError, OverflowError):  # no numbers, infinite ones, or too large ones
             is_finite = False
         if not is_finite:
-            raise InfrastructureError(f"{self._url} sent log-probabilities that are no finite numbers")
+            raise InfrastructureError(f"{self._url} sent log-probabilities that are not finite")
 
     def _finish_of(self, found: _AnswerPiece) -> Finish:
         """Return why an answer ended."""
@@ -378,65 +367,15 @@ class HTTPEngine(Engine):
             raise InfrastructureError(f"{self._url} ended a request with {found.finish!r}")
         if finish == "stop":
             raise InfrastructureError(
-                f"{self._url} stopped at id {found.ids[-1]}, which is none of the stop ids"
+                f"{self._url} stopped at id {found.ids[-1]}, which is not one of the stop ids"
                 f" {list(self.stop_token_ids)}; give it as stop_token_ids"
             )
         return finish
 
-    async def _with_retries(
-        self, attempt: Callable[[], Awaitable[None]], may_retry: Callable[[], bool]
-    ) -> None:
-        """Run an attempt until it succeeds, or fails for good."""
-        began = time.monotonic()
-        for tries in itertools.count(1):
-            bound = asyncio.timeout(self._timeout)
-            try:
-                async with bound:
-                    await attempt()
-                    return
-            except TimeoutError:
-                if not bound.expired():
-                    raise
-                what = f"{self._url} did not answer within {self._timeout:g} s"
-                last = ServiceError(what, "timeout", is_transient=True)
-            except ServiceError as error:
-                last = error
-            pause = pause_s(tries, last, self._patience)
-            if pause is None or tries >= self._patience.tries or not may_retry():
-                raise last
-            if time.monotonic() + pause > began + self._patience.deadline_s:
-                raise last
-            await asyncio.sleep(pause)
-
-    @contextlib.asynccontextmanager
-    async def _post(
-        self, path: str, payload: JSON, headers: Mapping[str, str]
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Post JSON, and yield a response that is no error."""
-        body = to_json(payload)
-        headers = {"Content-Type": "application/json", **headers}
-        try:
-            async with self._http.request("POST", path, data=body, headers=headers) as response:
-                if response.status >= 300:
-                    text = (await response.read()).decode("utf-8", "replace")[:_SHOWN]
-                    self._raise_for(path, response, text)
-                yield response
-        except self._http.errors as error:
-            what = f"{self._url} cannot be reached: {str(error) or type(error).__name__}"
-            raise ServiceError(what, "connection", is_transient=True) from error
-
-    def _raise_for(self, path: str, response: aiohttp.ClientResponse, text: str) -> None:
-        status = response.status
-        what = f"{self._url}{path} responded with {status}: {text}"
-        if status >= 500 or status in BUSY or status == _LATE:
-            wait = retry_after_s(response.headers.get("retry-after"), time.time())
-            raise ServiceError(what, "server", is_transient=True, retry_after=wait, status=status)
-        raise ValueError(what)
-
     def _raise_for_event(self, error: Any) -> None:
         """Raise the error that came instead of a piece of a stream."""
         code = error.get("code") if isinstance(error, Mapping) else None
-        what = f"{self._url} sent an error: {str(error)[:_SHOWN]}"
+        what = f"{self._url} sent an error: {str(error)[:SHOWN]}"
         if isinstance(code, int) and 400 <= code < 500 and code not in BUSY:
             raise ValueError(what)
         raise ServiceError(what, "server", is_transient=True)
@@ -453,7 +392,7 @@ class _AnswerPiece:
 
 @dataclass(frozen=True, slots=True)
 class _HTTPRequest:
-    """A request, and what is found so far."""
+    """A request, with the answer so far."""
 
     ids: Sequence[int]
     max_tokens: int
@@ -466,14 +405,14 @@ def _json(body: bytes) -> Any:
     try:
         return from_json(body)
     except ValueError:
-        raise InfrastructureError(f"the server sent no JSON: {body[:_SHOWN]!r}") from None
+        raise InfrastructureError(f"the server sent no JSON: {body[:SHOWN]!r}") from None
 
 
 def _event(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError:  # a proxy may end a stream in the middle of an event
-        what = f"the server sent no JSON: {data[:_SHOWN]!r}"
+        what = f"the server sent no JSON: {data[:SHOWN]!r}"
         raise ServiceError(what, "stream", is_transient=True) from None
 
 
@@ -484,7 +423,7 @@ class _Wire(ABC):
         path: Path of the endpoint that samples.
         pause: Path and payload of the command that ends all requests and lets no other begin.
         resume: Path and payload of the command that ends the pause.
-        hint: What a server without these commands needs.
+        hint: Advice for a server without these commands.
         constraints: Sampling parameters that constrain answers.
     """
 
@@ -514,7 +453,7 @@ class _Wire(ABC):
     def check_command(self, data: Any) -> None:
         """Raise InfrastructureError if the response to a command says that it failed."""
         if isinstance(data, Mapping) and data.get("success") is False:
-            raise InfrastructureError(f"the server refused a command: {str(data)[:_SHOWN]}")
+            raise InfrastructureError(f"the server refused a command: {str(data)[:SHOWN]}")
 
 
 class _VLLM(_Wire):

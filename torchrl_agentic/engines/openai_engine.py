@@ -89,22 +89,22 @@ class OpenAIEngine(ChatEngine):
             OPENAI_BASE_URL, else OpenAI's.
         api_key: Key of the API; None: the environment variable OPENAI_API_KEY, which is not sent to a
             `base_url` given here unless it is OpenAI's.
-        max_concurrent: Most requests at once; further ones wait.
+        max_concurrent: Most requests at once; others wait.
         temperature: Sampling temperature; None: the service's default.
         top_p: Probability mass of the tokens that are sampled from; None: the service's default.
         seed: Seed of the sampling, if the service has one. Each request gets its own, computed from this one,
             the name of the trajectory and the turn.
-        extra_body: Further fields of each request, by the service's names.
+        extra_body: Additional fields of each request, by the service's names.
         limiter: Limiter that the requests share with other users of the service; None: no other limit.
         price: Price of the tokens, for `usage`; None: the cost that the service reports, if it does.
             `Usage.unpriced` counts the requests whose cost is unknown.
         retries: Number of times that a request is made again after a failure other than 429 and 503.
-        backoff_s: Seconds before the first retry; doubled before each further one, up to 30.
+        backoff_s: Seconds before the first retry; doubled before each following one, up to 30.
         timeout: Time limit for one try of a request, in seconds; None: no limit.
         stream: Receive answers in pieces, which keeps connections alive while a model thinks.
         reasoning_field: Field in which the reasoning of earlier messages is sent back, such as
             "reasoning_content"; None: it is not sent.
-        headers: Further headers of each request.
+        headers: Additional headers of each request.
         client: An `openai.AsyncOpenAI` to use, which the caller closes; not with `base_url`, `api_key` and
             `headers`.
 
@@ -166,13 +166,11 @@ class OpenAIEngine(ChatEngine):
         self._patience = Patience(first_s=backoff_s, longest_s=30.0)
         self._slots = RateLimiter(max_concurrent=self.max_concurrent)
         self._limiters: list[Limiter] = [self._slots, *([] if limiter is None else [limiter])]
-        host = urllib.parse.urlsplit(self._url).hostname or ""
-        # OpenAI's reasoning models take only the new name, many other servers only the old one.
-        self._bound = "max_completion_tokens" if host.endswith("openai.com") else "max_tokens"
-        self._asks_for_usage = True
+        self._form = _RequestForm(self._url, stream=stream)
+        self._errors = _ServiceErrors(model, self._url, self._key)
+        self._reader = _AnswerReader(self._errors)
         self._links: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         self._is_closed = False
-        self._answered, self._refused_in_a_row = 0, 0
         self._usages: dict[str, tuple[Usage, int]] = {}
         """(usage, tokens of the latest request) by trajectory."""
 
@@ -182,12 +180,12 @@ class OpenAIEngine(ChatEngine):
 
     @property
     def sampling(self) -> dict[str, JSON]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The options of sampling that were given, as JSON; evaluations are resumed with the same only."""
+        """The given sampling options, as JSON; a resumed evaluation must have the same ones."""
         options: dict[str, JSON] = {**self._options, "seed": self._seed, **self._extra_body}
         return {name: value for name, value in options.items() if value is not None}
 
     def usage_of(self, key: str) -> Usage:
-        """Return the usage of one trajectory; of the latest `USAGES_KEPT` ones, and empty for others.
+        """Return the usage of one of the latest `USAGES_KEPT` trajectories, and an empty one for others.
 
         Args:
             key: Name of the trajectory.
@@ -337,7 +335,7 @@ class OpenAIEngine(ChatEngine):
                     else:
                         limiter.record_failure(str(error))
                 if pause is None or failed > self._retries or busy >= BUSY_TRIES:
-                    if error.reason == "connection" and not self._answered:
+                    if error.reason == "connection" and not self._errors.n_answered:
                         raise EngineUnusable(f"{error}; check base_url and that the server runs") from None
                     raise
                 if not is_busy:  # else the limiters hold all requests back
@@ -345,7 +343,7 @@ class OpenAIEngine(ChatEngine):
             else:
                 for limiter in self._limiters:
                     limiter.record_success()
-                self._answered, self._refused_in_a_row = self._answered + 1, 0
+                self._errors.succeeded()
                 return completion
 
     async def _try(
@@ -364,10 +362,7 @@ class OpenAIEngine(ChatEngine):
             _AskAgain: If the service refused a form of the request that will not be used again.
             _Refused: If the service refuses to answer this conversation.
         """
-        body = dict(payload)
-        body[self._bound] = max_tokens
-        if self._stream and self._asks_for_usage:
-            body["stream_options"] = {"include_usage": True}
+        body = self._form.body(payload, max_tokens)
         openai: Any = self._openai
         async with contextlib.AsyncExitStack() as stack:
             for limiter in self._limiters:
@@ -384,90 +379,48 @@ class OpenAIEngine(ChatEngine):
                         extra_body={**body, **self._extra_body},
                         timeout=self._timeout,
                     ) as response:
-                        return await self._read(response)
+                        return await self._reader.read(response)
             except openai.APIStatusError as error:
-                raise self._status_error(error, body, may_lower=may_lower) from None
+                again = None
+                if error.status_code in (400, 422):
+                    again = self._form.adapt(_message_of(error), body, may_lower=may_lower)
+                raise again or self._errors.of_status(error) from None
             except (TimeoutError, openai.APIConnectionError) as error:
                 if link.is_late(error):
                     limit = "in time" if self._timeout is None else f"within {self._timeout:g} s"
-                    raise self._error(f"did not answer {limit}", "timeout") from None
+                    raise self._errors.error(f"did not answer {limit}", "timeout") from None
                 what = error.__cause__ or error
-                raise self._error(f"cannot be reached: {what!r}", "connection") from None
+                raise self._errors.error(f"cannot be reached: {what!r}", "connection") from None
             except link.transport_errors as error:
-                raise self._error(f"ended an answer early: {error!r}", "short") from None
+                raise self._errors.error(f"ended an answer early: {error!r}", "short") from None
 
-    async def _read(self, response: Any) -> Completion:
-        """Read the answer of the service, as a whole or in pieces."""
-        completion = Completion()
-        is_stream = "event-stream" in response.headers.get("content-type", "")
-        try:
-            if is_stream:
-                is_done = False
-                async for data in event_data(self._bounded(response.iter_bytes())):
-                    is_done = data == DONE
-                    if not is_done:
-                        self._add(completion, read_json(data), is_whole=False)
-                if not is_done and completion.finish is None:
-                    raise self._error("ended an answer early", "short")
-            else:
-                body = bytearray()
-                async for chunk in self._bounded(response.iter_bytes()):
-                    body += chunk
-                self._check_kind(response, body)
-                self._add(completion, read_json(body), is_whole=True)
-        except (InvalidCompletion, json.JSONDecodeError, UnicodeDecodeError, TooDeepError) as error:
-            raise self._error(f"sent no chat completion: {shorten(str(error), _SHOWN)}", "garbage") from None
-        if completion.has_failed:
-            raise self._error(f"ended an answer with {completion.finish!r}", "server")
-        return completion
 
-    def _check_kind(self, response: Any, body: bytes | bytearray) -> None:
-        """Raise EngineUnusable if the service is a website that has never answered otherwise."""
-        if not self._answered and "html" in response.headers.get("content-type", ""):
-            raise EngineUnusable(
-                self._text(
-                    f"sent a web page ({bytes(body[:80])!r}…); check base_url, which usually ends in /v1"
-                )
-            )
+class _RequestForm:
+    """The form in which a service takes requests, learned from what it refuses.
 
-    def _add(self, completion: Completion, data: JSON, *, is_whole: bool) -> None:
-        fields = fields_of(data)
-        if fields is not None and (error := fields.get("error")) and not fields.get("choices"):
-            about = fields_of(error) or {}
-            code = about.get("code")
-            status = code if isinstance(code, int) else 500
-            raise self._classified(status, about.get("code"), _said(error), about.get("param"), None)
-        completion.add(data, is_whole=is_whole)
+    Attributes:
+        bound: Name of the field with the bound on the tokens of an answer.
+        asks_for_usage: Whether a stream is asked to report the usage.
+    """
 
-    async def _bounded(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-        size = 0
-        async for chunk in chunks:
-            size += len(chunk)
-            if size > MAX_RESPONSE_BYTES:
-                raise self._error(
-                    f"sent more than {MAX_RESPONSE_BYTES:,} bytes", "too_large", is_transient=False
-                )
-            yield chunk
+    def __init__(self, url: str, *, stream: bool) -> None:
+        host = urllib.parse.urlsplit(url).hostname or ""
+        # OpenAI's reasoning models take only the new name, many other servers only the old one.
+        self.bound = "max_completion_tokens" if host.endswith("openai.com") else "max_tokens"
+        self.asks_for_usage = stream
 
-    def _status_error(self, error: Any, body: Mapping[str, Any], *, may_lower: bool) -> Exception:
-        """Return the exception for a response with a status of an error."""
-        text = _said(error.body if error.body is not None else error.message)
-        adapted = self._adapted(text, body, may_lower=may_lower) if error.status_code in (400, 422) else None
-        if adapted is not None:
-            return adapted
-        headers = error.response.headers
-        wait = retry_after_s(headers.get("retry-after"), time.time())
-        if (millis := retry_after_s(headers.get("retry-after-ms"), 0.0)) is not None:
-            wait = millis / 1000
-        return self._classified(error.status_code, error.code, text, error.param, wait)
+    def body(self, payload: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+        """Return the fields of a request, with its bound."""
+        usage = {"stream_options": {"include_usage": True}} if self.asks_for_usage else {}
+        return {**payload, self.bound: max_tokens, **usage}
 
-    def _adapted(self, text: str, body: Mapping[str, Any], *, may_lower: bool) -> _AskAgain | None:
-        """Return how to ask again if the service does not take the form of a request."""
+    def adapt(self, text: str, body: Mapping[str, Any], *, may_lower: bool) -> _AskAgain | None:
+        """Adapt to a refused form of requests; return how to ask again, or None for other refusals."""
         if "max_completion_tokens" in text and "max_tokens" in body and "nsupported" in text:
-            self._bound = "max_completion_tokens"
+            self.bound = "max_completion_tokens"
             return _AskAgain()
         if "stream_options" in text and "stream_options" in body:
-            self._asks_for_usage = False
+            self.asks_for_usage = False
             return _AskAgain()
         most, context, prompt = _MOST.search(text), _CONTEXT.search(text), _PROMPT.search(text)
         room = 0
@@ -475,13 +428,36 @@ class OpenAIEngine(ChatEngine):
             room = int(most[1] or most[2])
         elif context is not None and prompt is not None:
             room = int(context[1]) - int(prompt[1])
-        return _AskAgain(room) if may_lower and 0 < room < body[self._bound] else None
+        return _AskAgain(room) if may_lower and 0 < room < body.get(self.bound, 0) else None
 
-    def _classified(
-        self, status: int, code: Any, text: str, param: Any, retry_after: float | None
-    ) -> Exception:
+
+class _ServiceErrors:
+    """Turns the errors of a service into exceptions of this package, which depend on its earlier answers.
+
+    Attributes:
+        n_answered: Number of requests that were answered.
+    """
+
+    def __init__(self, model: str, url: str, key: str) -> None:
+        self._name, self._key = f"{model} at {_shown_url(url)}", key
+        self.n_answered = self._refused_in_a_row = 0
+
+    def succeeded(self) -> None:
+        """Record an answer."""
+        self.n_answered, self._refused_in_a_row = self.n_answered + 1, 0
+
+    def error(self, what: str, reason: str, *, is_transient: bool = True) -> ServiceError:
+        return ServiceError(self.text(what), reason, is_transient=is_transient)
+
+    def text(self, what: str) -> str:
+        return self._redacted(f"{self._name} {what}")
+
+    def _redacted(self, text: str) -> str:
+        return text.replace(self._key, "[api_key]") if len(self._key) >= 8 else text
+
+    def reported(self, status: int, code: Any, text: str, param: Any, retry_after: float | None) -> Exception:
         """Return the exception for an error that the service reports."""
-        what = self._text(f"responded with {status}: {text}")
+        what = self.text(f"responded with {status}: {text}")
         codes = {str(code)}
         if status in _OVERLOADED and not codes & _NO_CREDIT:
             return ServiceError(what, "busy", is_transient=True, retry_after=retry_after, status=status)
@@ -489,7 +465,7 @@ class OpenAIEngine(ChatEngine):
             return ServiceError(what, "server", is_transient=True, retry_after=retry_after, status=status)
         if codes & _FILTERED or (status in (400, 403) and "flagged" in text):
             return _Refused(self._redacted(text))
-        if status in _ADVICE and not (status == 403 and self._answered):
+        if status in _ADVICE and not (status == 403 and self.n_answered):
             return EngineUnusable(f"{what}; {_ADVICE[status]}")
         if codes & _NO_CREDIT:
             return EngineUnusable(f"{what}; {_ADVICE[402]}")
@@ -503,14 +479,74 @@ class OpenAIEngine(ChatEngine):
             return EngineUnusable(f"{what}; check the options of the engine and the tools")
         return ValueError(what)
 
-    def _error(self, what: str, reason: str, *, is_transient: bool = True) -> ServiceError:
-        return ServiceError(self._text(what), reason, is_transient=is_transient)
+    def of_status(self, error: Any) -> Exception:
+        """Return the exception for a response whose status is an error."""
+        headers = error.response.headers
+        wait = retry_after_s(headers.get("retry-after"), time.time())
+        if (millis := retry_after_s(headers.get("retry-after-ms"), 0.0)) is not None:
+            wait = millis / 1000
+        return self.reported(error.status_code, error.code, _message_of(error), error.param, wait)
 
-    def _text(self, what: str) -> str:
-        return self._redacted(f"{self.model} at {_shown_url(self._url)} {what}")
 
-    def _redacted(self, text: str) -> str:
-        return text.replace(self._key, "[api_key]") if len(self._key) >= 8 else text
+class _AnswerReader:
+    """Reads the answers of a service, as a whole or in pieces."""
+
+    def __init__(self, errors: _ServiceErrors) -> None:
+        self._errors = errors
+
+    async def read(self, response: Any) -> Completion:
+        """Read the answer of the service, as a whole or in pieces."""
+        completion = Completion()
+        is_stream = "event-stream" in response.headers.get("content-type", "")
+        try:
+            if is_stream:
+                is_done = False
+                async for data in event_data(self._bounded(response.iter_bytes())):
+                    is_done = data == DONE
+                    if not is_done:
+                        self._add(completion, read_json(data), is_whole=False)
+                if not is_done and completion.finish is None:
+                    raise self._errors.error("ended an answer early", "short")
+            else:
+                body = bytearray()
+                async for chunk in self._bounded(response.iter_bytes()):
+                    body += chunk
+                self._check_kind(response, body)
+                self._add(completion, read_json(body), is_whole=True)
+        except (InvalidCompletion, json.JSONDecodeError, UnicodeDecodeError, TooDeepError) as error:
+            what = f"sent no chat completion: {shorten(str(error), _SHOWN)}"
+            raise self._errors.error(what, "garbage") from None
+        if completion.has_failed:
+            raise self._errors.error(f"ended an answer with {completion.finish!r}", "server")
+        return completion
+
+    def _check_kind(self, response: Any, body: bytes | bytearray) -> None:
+        """Raise EngineUnusable for a web page from a service that has never answered a request."""
+        if not self._errors.n_answered and "html" in response.headers.get("content-type", ""):
+            raise EngineUnusable(
+                self._errors.text(
+                    f"sent a web page ({bytes(body[:80])!r}…); check base_url, which usually ends in /v1"
+                )
+            )
+
+    def _add(self, completion: Completion, data: JSON, *, is_whole: bool) -> None:
+        fields = fields_of(data)
+        if fields is not None and (error := fields.get("error")) and not fields.get("choices"):
+            about = fields_of(error) or {}
+            code = about.get("code")
+            status = code if isinstance(code, int) else 500
+            raise self._errors.reported(status, about.get("code"), _said(error), about.get("param"), None)
+        completion.add(data, is_whole=is_whole)
+
+    async def _bounded(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        size = 0
+        async for chunk in chunks:
+            size += len(chunk)
+            if size > MAX_RESPONSE_BYTES:
+                raise self._errors.error(
+                    f"sent more than {MAX_RESPONSE_BYTES:,} bytes", "too_large", is_transient=False
+                )
+            yield chunk
 
 
 class _AskAgain(Exception):
@@ -602,3 +638,8 @@ def _said(error: Any) -> str:
     fields = fields_of(error) or {}
     text = next((found for key in ("message", "detail", "error") if (found := fields.get(key))), error)
     return shorten(text, _SHOWN)
+
+
+def _message_of(error: Any) -> str:
+    """Return the message of an `openai.APIStatusError`."""
+    return _said(error.body if error.body is not None else error.message)

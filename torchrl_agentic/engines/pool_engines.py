@@ -1,4 +1,4 @@
-"""`PoolEngines`: the engines of a pool, and which of them are in; `PoolWeights`: the weights they have."""
+"""`PoolEngines`: the engines of a pool and their health; `PoolWeights`: the weights that they have."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PoolMember:
 
 
 class PoolEngines:
-    """The engines of a pool with their state: records what happens to them, logs it, and wakes who waits.
+    """The engines of a pool with their state: records and logs failures, and wakes waiting requests.
 
     Args:
         engines: The engines.
@@ -71,15 +71,8 @@ class PoolEngines:
         if self.is_closed:
             raise InfrastructureError("the EnginePool was closed; make a new one")
 
-    def members(self) -> tuple[PoolMember, ...]:
-        """Return the state of each engine."""
-        return tuple(
-            PoolMember(engine, one.phase, one.version, one.running, one.is_loading, one.reason)
-            for engine, one in zip(self.engines, self.state.members, strict=True)
-        )
-
     async def change(self) -> None:
-        """Wait until a request may have an engine that had none."""
+        """Wait until an engine may be available to a request that had none."""
         await self._changed.wait()
 
     def notify(self) -> None:
@@ -98,7 +91,7 @@ class PoolEngines:
             self._returned(ticket.number)
 
     def failed(self, ticket: Ticket, error: Exception, version: int | None = None) -> None:
-        """Record a failure of a request, and take the engine out if it means that.
+        """Record the failure of a request, and take the engine out if it is lost.
 
         Args:
             ticket: The request.
@@ -115,7 +108,7 @@ class PoolEngines:
 
         Args:
             number: The engine.
-            error: What it raised.
+            error: The exception.
         """
         if self.state.members[number].phase != "unusable":
             self.state.exclude(number, str(error))
@@ -123,7 +116,7 @@ class PoolEngines:
             self.notify()
 
     def load_ended(self, number: int, version: int) -> None:
-        """Note that an engine has loaded weights; log it if it is in again.
+        """Record that an engine has loaded weights; log it if it is in use again.
 
         Args:
             number: Number of the engine.
@@ -134,24 +127,24 @@ class PoolEngines:
         self.notify()
 
     def load_failed(self, number: int, error: Exception, reason: str = "") -> None:
-        """Note that an engine could not load weights; log it if that takes it out.
+        """Record that an engine could not load weights; log it if that takes it out.
 
         Args:
             number: Number of the engine.
-            error: What it raised.
-            reason: What to say about it; "": the text of the error.
+            error: The exception.
+            reason: Message of the failure; "" for the text of the error.
         """
         if self.state.fail_load(number, self.now(), reason or str(error)):
             self._lost(number, reason or error)
 
     def _lost(self, number: int, reason: object) -> None:
-        """Log that an engine is out, and wake those that wait for one."""
+        """Log that an engine is out, and wake the requests that wait for one."""
         pause = self.state.members[number].retry_at - self.now()
         logger.warning("%s is out, and is tried again in %.1f s: %s", self._name(number), pause, reason)
         self.notify()
 
     def _returned(self, number: int) -> None:
-        """Log that an engine is in again, and wake those that wait for one."""
+        """Log that an engine is in use again, and wake the requests that wait for one."""
         logger.warning("%s is in again", self._name(number))
         self.notify()
 

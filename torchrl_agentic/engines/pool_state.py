@@ -61,6 +61,27 @@ class MemberState:
         """Requests that run, as a share of those that it works on at once."""
         return self.running / self.limit
 
+    def may_try(self, now: float) -> bool:
+        """Return whether the engine is out, and may be tried again now."""
+        return self.phase == "out" and not self.is_loading and now >= self.retry_at
+
+    def needs_load(self, version: int) -> bool:
+        """Return whether the engine needs a check, or the weights of a version, before it serves."""
+        return self.brings_back or self.version != version
+
+    def take_out(self, now: float, reason: str, *, retry_s: float, longest_s: float) -> None:
+        """Take the engine out, for longer after each consecutive failure.
+
+        Args:
+            now: The time, in seconds.
+            reason: Message of the failure.
+            retry_s: Seconds until it is tried again after the first failure.
+            longest_s: Bound on these seconds, which double with each failure.
+        """
+        self.phase, self.reason, self.epoch = "out", reason, self.epoch + 1
+        self.failures += 1
+        self.retry_at = now + backoff_pause_s(self.failures, retry_s, longest_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -88,6 +109,31 @@ class _Home:
     number: int
     version: int
     failures: int = 0
+
+
+class _Homes:
+    """The trajectories whose engine is remembered, the latest `most` ones."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._homes: OrderedDict[str, _Home] = OrderedDict()
+
+    def get(self, key: str) -> _Home | None:
+        return self._homes.get(key)
+
+    def settle(self, key: str, number: int, version: int) -> None:
+        """Assign an engine to a trajectory, which sees no weights older than `version` if it is new."""
+        home = self._homes.setdefault(key, _Home(number, version))
+        home.number = number
+        self._homes.move_to_end(key)
+        if len(self._homes) > self._most:
+            self._homes.popitem(last=False)
+
+    def note(self, key: str, version: int) -> _Home | None:
+        """Record the version of sampled tokens, so that the trajectory sees no older weights later."""
+        if (home := self._homes.get(key)) is not None:
+            home.version = max(home.version, version)
+        return home
 
 
 class PoolState:
@@ -136,8 +182,7 @@ class PoolState:
         self.target: int | None = None
         self._max_skew = max_skew
         self._retry_s, self._longest_retry_s = retry_s, longest_retry_s
-        self._max_keys = max_keys
-        self._homes: OrderedDict[str, _Home] = OrderedDict()
+        self._homes = _Homes(max_keys)
         self._tried: set[int] = set()
         """Engines that got, or were offered, the weights of the update."""
         self._tries_all = False
@@ -174,7 +219,7 @@ class PoolState:
         if own is None:
             for one in self.members:
                 is_near = oldest <= one.version <= newest and one.number not in avoid
-                if is_near and self._may_try(one, now) and not self._needs_load(one):
+                if is_near and one.may_try(now) and not one.needs_load(self.version):
                     return one.number
         if ready:
             best = min(ready, key=lambda one: (one.load, one.number))
@@ -185,7 +230,7 @@ class PoolState:
         return "wait" if any(may_come) else None
 
     def begin(self, number: int, key: str) -> Ticket:
-        """Begin a request; the engine is that of the trajectory from now on.
+        """Begin a request; the trajectory stays on this engine from now on.
 
         Args:
             number: The engine, as `choose` returned it.
@@ -195,21 +240,14 @@ class PoolState:
         one.running += 1
         if one.phase == "out":
             one.phase = "trial"
-        home = self._homes.get(key)
-        if home is None:
-            self._homes[key] = _Home(number, self.version)
-            if len(self._homes) > self._max_keys:
-                self._homes.popitem(last=False)
-        else:
-            home.number = number
-            self._homes.move_to_end(key)
+        self._homes.settle(key, number, self.version)
         return Ticket(number, key, one.version, one.epoch, one.loads)
 
     def end(self, ticket: Ticket) -> bool:
         """End a request; a trial without a result, because its caller was cancelled, is made again.
 
         Returns:
-            Whether requests that wait may have an engine by this.
+            Whether an engine has become available to waiting requests.
         """
         one = self.members[ticket.number]
         one.running -= 1
@@ -228,11 +266,10 @@ class PoolState:
             version: Policy version of the weights that sampled it.
 
         Returns:
-            Whether the engine is in again by this.
+            Whether this brings the engine back.
         """
         one = self.members[ticket.number]
-        self._note(ticket.key, version)
-        if (home := self._homes.get(ticket.key)) is not None:
+        if (home := self._homes.note(ticket.key, version)) is not None:
             home.failures = 0
         if ticket.epoch != one.epoch or one.phase not in ("in", "trial"):
             return False
@@ -243,7 +280,7 @@ class PoolState:
         return is_back
 
     def fail(self, ticket: Ticket, now: float, reason: str, version: int | None = None) -> bool:
-        """Record that a request failed in a way that means that the engine is lost.
+        """Record that a request failed because its engine may be lost.
 
         Args:
             ticket: The request.
@@ -252,18 +289,18 @@ class PoolState:
             version: Policy version of the weights that sampled a part of the answer; None: there is none.
 
         Returns:
-            Whether the engine goes out by this.
+            Whether this takes the engine out.
         """
         one, home = self.members[ticket.number], self._homes.get(ticket.key)
         if version is not None:
-            self._note(ticket.key, version)
+            self._homes.note(ticket.key, version)
         if home is not None:
             home.failures += 1
         if ticket.epoch != one.epoch or one.phase not in ("in", "trial"):
             return False
         if one.phase == "in" and home is not None and home.failures > MAX_BLAMED:
             return False
-        self._take_out(one, now, reason)
+        one.take_out(now, reason, retry_s=self._retry_s, longest_s=self._longest_retry_s)
         return True
 
     def exclude(self, number: int, reason: str) -> None:
@@ -277,8 +314,8 @@ class PoolState:
         one.phase, one.reason, one.epoch, one.is_loading = "unusable", reason, one.epoch + 1, False
 
     def due(self, now: float) -> list[int]:
-        """Return the engines that are out and need a check or an update now, which `begin_load` begins."""
-        return [one.number for one in self.members if self._may_try(one, now) and self._needs_load(one)]
+        """Return the engines that are out and due for a check or an update; call `begin_load` for each."""
+        return [one.number for one in self.members if one.may_try(now) and one.needs_load(self.version)]
 
     def begin_update(self) -> int:
         """Begin an update of all engines, and return the version that it leads to."""
@@ -289,7 +326,7 @@ class PoolState:
         return self.target
 
     def next_to_update(self) -> int | None:
-        """Return an engine that serves and has not got the weights of the running update; None if all have.
+        """Return a serving engine without the weights of the running update; None if all have them.
 
         If no engine serves, those that are out are tried, each once.
         """
@@ -305,7 +342,7 @@ class PoolState:
         return None
 
     def begin_load(self, number: int) -> None:
-        """Begin an update of the weights of an engine, or its check; it gets no requests until it ended."""
+        """Begin an update or a check of an engine; it gets no requests until this has ended."""
         one = self.members[number]
         one.is_loading = True
         one.loads += 1
@@ -322,7 +359,7 @@ class PoolState:
             now: The time, in seconds.
 
         Returns:
-            Whether the engine is in again by this.
+            Whether this brings the engine back.
         """
         one = self.members[number]
         one.is_loading = False
@@ -345,13 +382,13 @@ class PoolState:
             reason: Message of the failure.
 
         Returns:
-            Whether the engine goes out by this.
+            Whether this takes the engine out.
         """
         one = self.members[number]
         one.is_loading = False
         if one.phase not in ("in", "trial"):
             return False
-        self._take_out(one, now, reason)
+        one.take_out(now, reason, retry_s=self._retry_s, longest_s=self._longest_retry_s)
         return True
 
     def end_update(self, *, is_done: bool) -> None:
@@ -377,19 +414,3 @@ class PoolState:
         highest = max((one.version for one in serving if one.running), default=0)
         lowest = min((one.version for one in serving), default=self.target)
         return highest - self._max_skew, lowest + self._max_skew
-
-    def _may_try(self, one: MemberState, now: float) -> bool:
-        return one.phase == "out" and not one.is_loading and now >= one.retry_at
-
-    def _needs_load(self, one: MemberState) -> bool:
-        return one.brings_back or one.version != self.version
-
-    def _take_out(self, one: MemberState, now: float, reason: str) -> None:
-        one.phase, one.reason, one.epoch = "out", reason, one.epoch + 1
-        one.failures += 1
-        one.retry_at = now + backoff_pause_s(one.failures, self._retry_s, self._longest_retry_s)
-
-    def _note(self, key: str, version: int) -> None:
-        """Note the version of sampled tokens; later ones of the trajectory are not older."""
-        if (home := self._homes.get(key)) is not None:
-            home.version = max(home.version, version)

@@ -16,7 +16,7 @@ class RecordedEngine(ChatEngine):
 
     Args:
         answers: Messages of the model by name of the trajectory or of its task ("task" for "task/0"); read at
-            each request, so that conversations may be added and removed meanwhile.
+            each request, so that conversations may be added and removed at any time.
         max_concurrent: Number of requests that a collector may make at once.
 
     Attributes:
@@ -78,5 +78,5 @@ class RecordedEngine(ChatEngine):
         return self.version
 
     async def close(self) -> None:
-        """Answer no further requests."""
+        """Refuse all later requests."""
         self._is_closed = True

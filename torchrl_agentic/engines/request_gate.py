@@ -1,4 +1,4 @@
-"""`RequestGate`: the requests of an engine, which wait while weights are updated, and end at its close."""
+"""`RequestGate`: hold the requests of an engine back while weights are updated, and end them at its close."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RequestInterrupted(Exception):
 
 
 class RequestGate:
-    """Holds requests back during an update, and knows those that run; for one event loop.
+    """Holds requests back during an update, and tracks the running ones; for one event loop.
 
     Attributes:
-        is_closed: No further request may begin.
+        is_closed: No other request may begin.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class RequestGate:
         """Load weights in this context; if that fails, requests fail too until weights are loaded.
 
         Args:
-            server: What may have a part of the weights then, for the message.
+            server: Name of the server that may have part of the weights, for the message.
 
         Raises:
             InfrastructureError: If the weights cannot be loaded.

@@ -33,7 +33,7 @@ class Sampling:
         temperature: Sampling temperature; 0: greedy.
         log_probs_at: Temperature of the log-probabilities that the engine returns.
         others: Options that change the distribution in another way than by a temperature, such as
-            "top_p=0.9"; "": there are none.
+            "top_p=0.9"; "" without any.
     """
 
     temperature: float = 1.0
@@ -42,7 +42,7 @@ class Sampling:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], *, is_processed: bool) -> Sampling:
-        """Return the distribution that options lead to.
+        """Return the distribution that sampling options describe.
 
         Args:
             options: Options of sampling, by the names of vLLM and transformers.
@@ -63,7 +63,7 @@ def sampling_of(policy: object) -> Sampling | None:
     """Return the distribution that a policy samples from; None: unknown.
 
     Args:
-        policy: The policy, of any class; `agent_policy` and engines tell it as the attribute `sampling`.
+        policy: The policy, of any class; `agent_policy` and engines have it as the attribute `sampling`.
     """
     found = getattr(policy, "sampling", None)
     return found if isinstance(found, Sampling) else None

@@ -20,7 +20,7 @@ Script: TypeAlias = (
 
 @dataclass(slots=True)
 class ScriptPosition:
-    """Where in its answers a request is.
+    """The position of a request in its answers.
 
     Attributes:
         turn: Number of the answer in its trajectory, counted from 0.
@@ -34,7 +34,7 @@ class ScriptPosition:
 
 
 MOST_KEYS = 65_536
-"""Number of trajectories whose places in their answers are kept; the one asked for last stays longest."""
+"""Number of trajectories whose positions are kept, the most recently used ones."""
 
 
 class AnswerCursor:
@@ -91,14 +91,14 @@ class ScriptedEngine(Engine):
     """An engine that answers from a script and encodes the answers with a tokenizer.
 
     Each trajectory (`key`) gets the answers of its script one after the other. Requests that were aborted,
-    cancelled or failed do not count: a request that resumes behind the first ids of an answer gets its rest.
+    cancelled or failed do not count: a request that resumes after the first ids of an answer gets its rest.
 
     Args:
         script: A function of (key, turn, prompt ids) that returns an answer; or lists of answers by name of
             the trajectory or of its task ("task" for "task/0" and "task/1"); or a list of such lists, which
-            trajectories take in the order in which they begin, over and over. Behind the last answer of its
-            list a trajectory gets "". An answer is a text, which a stop token ends, or the exact ids; ids
-            that do not end with a stop token have the finish "length".
+            trajectories take in the order in which they begin, over and over. After the last answer of its
+            list, a trajectory gets "". An answer is a string, to which a stop token is appended, or the exact
+            ids; ids that do not end with a stop token have the finish "length".
         tokenizer: A tokenizer of transformers; None if all answers are ids.
         stop_token_ids: Ids that end an answer besides the tokenizer's `eos_token_id`.
         log_prob: Log-probability of each id, in nats; None: the results have none.
@@ -220,7 +220,7 @@ class ScriptedEngine(Engine):
         if not isinstance(answer, str):
             return answer
         if self._tokenizer is None or not self._stops:
-            raise TypeError(f"a text needs a tokenizer with an eos_token; got the answer {answer!r}")
+            raise TypeError(f"a string needs a tokenizer with an eos_token; got the answer {answer!r}")
         return [*self._tokenizer.encode(answer, add_special_tokens=False), self._stops[0]]
 
     def _written(self, key: str, turn: int, ids: Sequence[int]) -> Answer:

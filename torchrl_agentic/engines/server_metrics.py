@@ -1,4 +1,4 @@
-"""`read_metrics` and `pressure_of`: how full a server is, from the metrics that it shows to Prometheus."""
+"""`read_metrics` and `pressure_of`: how full a server is, by its Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES: Mapping[str, tuple[str, str, str, str]] = {
         "sglang:num_retracted_requests_total",
     ),
 }
-"""By kind of server, the metrics behind the fields of `EnginePressure`, in their order."""
+"""By kind of server, the metrics of the fields of `EnginePressure`, in their order."""
 
 
 def read_metrics(text: str) -> dict[str, list[float]]:
@@ -32,8 +32,8 @@ def read_metrics(text: str) -> dict[str, list[float]]:
 
     Args:
         text: Metrics in the text format of Prometheus, version 0.0.4:
-            https://prometheus.io/docs/instrumenting/exposition_formats/. Lines that are no samples do not
-            count.
+            https://prometheus.io/docs/instrumenting/exposition_formats/. Other lines are
+            ignored.
     """
     found: dict[str, list[float]] = {}
     for line in text.split("\n"):
@@ -49,7 +49,7 @@ def read_metrics(text: str) -> dict[str, list[float]]:
 
 
 def pressure_of(metrics: Mapping[str, Sequence[float]], kind: str) -> EnginePressure | None:
-    """Return how full a server is; that of several replicas whose KV cache is the fullest counts.
+    """Return how full a server is: the KV use of its fullest replica, and the sums of the other figures.
 
     Args:
         metrics: Samples of each metric, as `read_metrics` returns them.

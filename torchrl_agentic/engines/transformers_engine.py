@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from torchrl_agentic.engines.base import Engine, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.sampling import Sampling
-from torchrl_agentic.engines.state_dicts import load_weights
+from torchrl_agentic.engines.weights import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.tokens.writer import stop_ids
 
@@ -64,7 +64,7 @@ class TransformersEngine(Engine):
             the model's configuration.
         prefix_cache_tokens: Number of tokens of ended requests whose keys and values are kept; 0: none.
         seed: Seed of the sampling; None: random. With a seed, an answer depends on the seed, the key, the
-            length of its prompt and the version, whatever else is in the batch, up to rounding.
+            length of its prompt and the version, and not on the rest of the batch, up to rounding.
 
     Attributes:
         version: Number of updates so far.
@@ -164,7 +164,7 @@ class TransformersEngine(Engine):
             return self.version
 
     async def close(self) -> None:
-        """End all requests with InfrastructureError, and the thread after its step; the model stays."""
+        """End all requests with InfrastructureError, and the thread after its step; keep the model."""
         self._is_closed = True
         self._fail([*self._running, *self._waiting], closed_error(self))
         self._waiting.clear()
@@ -200,7 +200,7 @@ class TransformersEngine(Engine):
             self._fail(left, InfrastructureError("the driver of the engine was cancelled"))
 
     def _joining(self, room: int) -> list[_DecodeRequest]:
-        """Return requests that wait, as many as there is room for."""
+        """Return waiting requests, as many as there is room for."""
         joining: list[_DecodeRequest] = []
         while self._waiting and len(joining) < room:
             request = self._waiting.popleft()
@@ -293,7 +293,7 @@ def most_likely(logits: torch.Tensor, *, top_k: int = 0, top_p: float = 1.0) -> 
     Args:
         logits: Logits, [*B, V].
         top_k: Number of tokens that are left; 0: all.
-        top_p: Probability that the tokens have together which are left.
+        top_p: Total probability of the tokens that are left.
 
     Returns:
         The logits themselves if both leave all tokens, else a copy.
@@ -371,7 +371,7 @@ def _cache_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCac
 
 
 class _Decoder:
-    """The model, the keys and values of its batch, and those that are kept; used by one thread at a time."""
+    """The model with the keys and values of its batch and of ended requests; used by one thread at a time."""
 
     def __init__(self, model: Any, config: Any, choice: _TokenChoice, prefix_tokens: int) -> None:
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -485,7 +485,7 @@ class _Decoder:
         positions: torch.Tensor,
         cache: DynamicCache,
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Run the model behind the columns of a cache; return the last logits, [B, V], and all columns."""
+        """Run the model after the cached columns; return the last logits, [B, V], and all columns."""
         output = self._model(
             input_ids=ids,
             attention_mask=mask.long(),
@@ -509,7 +509,7 @@ class _Decoder:
         return _Prefix(kept.ids[:count], layers)
 
     def _keep_prefixes(self, staying: set[int]) -> None:
-        """Keep the keys and values of rows that ended, of those that ended last."""
+        """Keep the keys and values of rows that have ended, as many as there is room for, the latest ones."""
         for row, request in enumerate(self._rows.requests):
             if row in staying or not self._prefix_tokens or request.future.cancelled():
                 continue

@@ -75,11 +75,11 @@ class VLLMEngine(Engine):
         tokenizer: The tokenizer of the model; its end-of-sequence token ends an answer.
         temperature: Sampling temperature; 0 for greedy sampling.
         top_p: Probability mass of the tokens that are sampled from.
-        stop_token_ids: Further ids that end an answer, besides the tokenizer's `eos_token_id` and those of
+        stop_token_ids: Additional ids that end an answer, besides the tokenizer's `eos_token_id` and those of
             the model's `generation_config`.
         log_probs: Return log-probabilities.
-        sampling: Further arguments of `vllm.SamplingParams`.
-        on_update: What an update does to requests that run: "abort" them, so that they may be resumed under
+        sampling: Additional arguments of `vllm.SamplingParams`.
+        on_update: Effect of an update on running requests: "abort" them, so that they may be resumed under
             the new weights; "wait" for their end; or "keep" them, which continues answers under the new
             weights and gives them the version of their first token.
             None: "wait" under a constraint on tool calls, which cannot resume, and for a `vllm.LLM`, which
@@ -194,9 +194,9 @@ class VLLMEngine(Engine):
         Args:
             model: Folder or name of the model.
             tokenizer: The tokenizer of the model; None loads it.
-            engine_args: Further arguments of vLLM's `AsyncEngineArgs`, such as `max_num_seqs`. The default of
-                `logprobs_mode` is "processed_logprobs".
-            options: Further arguments of this class.
+            engine_args: Additional arguments of vLLM's `AsyncEngineArgs`, such as `max_num_seqs`. The default
+                of `logprobs_mode` is "processed_logprobs".
+            options: Additional arguments of this class.
 
         Raises:
             MissingExtra: If vLLM is not installed.
@@ -325,7 +325,7 @@ class VLLMEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Sampled tokens; `labels` are those of the weights that sampled them, as far as they are known."""
+    """Sampled tokens; `labels` name the weights that sampled them, as far as these are known."""
 
     ids: list[int]
     log_probs: list[float] | None
@@ -354,7 +354,7 @@ class _Server(ABC):
     """How full the engine is, if that is known."""
 
     def read(self, config: Any) -> None:
-        """Read the facts about a model off vLLM's configuration."""
+        """Read the properties of the model from vLLM's configuration."""
         replicas = config.parallel_config.data_parallel_size
         self.max_concurrent = config.scheduler_config.max_num_seqs * replicas
         self.context_length = config.model_config.max_model_len
@@ -389,7 +389,7 @@ class _Server(ABC):
         """Raise RuntimeError if the engine is in use on another event loop."""
 
     def mute(self) -> None:  # noqa: B027
-        """Collect no other statistics than those of `pressure`."""
+        """Collect only the statistics that `pressure` needs."""
 
 
 class _InProcess(_Server):
@@ -452,7 +452,7 @@ class _InProcess(_Server):
 
 
 class _Offline(_Server):
-    """A `vllm.LLM` in this process, which has no names for its weights, and does one thing at a time."""
+    """A `vllm.LLM` in this process, which does not label its weights, and does one thing at a time."""
 
     has_labels = False
     can_abort = False
@@ -535,7 +535,7 @@ class _Stepper:
         self._running: dict[str, _OfflineRequest] = {}
 
     def add(self, job: _OfflineRequest) -> None:
-        """Begin a request, in one step with the others of this moment."""
+        """Add a request; requests that are added together begin in the same step."""
         self._jobs.append(job)
         if len(self._jobs) == 1:
             asyncio.get_running_loop().call_soon(self._thread.submit, self._step_all)
@@ -601,7 +601,7 @@ class _Stats:
         self._preempted = 0
 
     def pressure(self) -> EnginePressure:
-        """Return how full vLLM is; the replica counts whose KV cache is the fullest."""
+        """Return the KV use of the fullest replica, and the sums of the other figures."""
         last = self._last.values()
         return EnginePressure(
             max((each.kv_cache_usage for each in last), default=0.0),
@@ -659,7 +659,7 @@ def _stats_of(engine: Any) -> _Stats | None:
 
 
 class _Actors(_Server):
-    """The Ray actors of an `AsyncVLLM`. They have no names for their weights, and cannot stream."""
+    """The Ray actors of an `AsyncVLLM`, which do not label their weights, and cannot stream."""
 
     has_labels = False
 
@@ -754,7 +754,7 @@ def _vllm_module(name: str) -> Any:
 
 
 def _output_kind(on_ids: OnIds | None) -> Any:
-    """Return which outputs of a request vLLM makes: the pieces if somebody hears them, else the whole."""
+    """Return the output kind of a request: pieces if there is a callback for them, else the whole answer."""
     kinds = _vllm_module("sampling_params").RequestOutputKind
     return kinds.FINAL_ONLY if on_ids is None else kinds.DELTA
 
@@ -773,7 +773,7 @@ def _errors() -> Generator[None]:
 
 
 def _answer_of(output: Any) -> _Output:
-    """Return what a `RequestOutput` holds."""
+    """Return the tokens of a `RequestOutput`."""
     (answer,) = output.outputs
     ids, each = list(answer.token_ids), answer.logprobs
     log_probs = None
@@ -787,7 +787,7 @@ def _answer_of(output: Any) -> _Output:
 
 
 def _joined(before: _Output, piece: _Output) -> _Output:
-    """Return an answer with a further piece, whose finish and labels are those of the whole."""
+    """Append a piece to an answer; the finish and the version of the piece become those of the answer."""
     if not before.ids:
         return piece
     log_probs = None
@@ -808,7 +808,7 @@ def logprobs_mode(engine: Any) -> str | None:
 
 
 def is_vllm(model: Any) -> bool:
-    """Return True for what `VLLMEngine` takes, without importing vLLM.
+    """Return True for an engine that `VLLMEngine` takes, without importing vLLM.
 
     Args:
         model: An object of any class.
@@ -822,7 +822,7 @@ def _kinds_of(model: Any) -> set[tuple[str, str]]:
 
 
 def _server_of(engine: Any) -> _Server:
-    """Return the server that an engine is."""
+    """Return the `_Server` of an engine."""
     kinds = _kinds_of(engine)
     if ("vllm", "AsyncLLM") in kinds:
         return _InProcess(engine)

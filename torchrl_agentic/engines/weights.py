@@ -1,4 +1,4 @@
-"""Weights on their way to an engine in another process: named tensors, and folders of safetensors files."""
+"""Weights on their way to an engine: into a module, as named tensors, and in folders of safetensors files."""
 
 # torch and safetensors annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -26,6 +26,41 @@ _SHOWN = 3
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+def load_weights(module: Any, weights: Any) -> None:
+    """Load weights into a module of PyTorch.
+
+    Args:
+        module: The module.
+        weights: A state dict; a TensorDict with the same names, nested or not; another module with the same
+            names; a function that is called with the module; or None to keep its weights.
+
+    Raises:
+        TypeError: If `weights` is of another type.
+        RuntimeError: If a state dict lacks names or has others.
+    """
+    import torch
+
+    if weights is None:
+        return
+    named: Any = weights
+    if hasattr(weights, "flatten_keys"):  # a TensorDict, which is a Mapping too
+        named = weights.flatten_keys(".")
+    elif isinstance(weights, torch.nn.Module):  # before functions, since a module can be called too
+        named = weights.state_dict()
+    elif not isinstance(weights, Mapping) and callable(weights):
+        weights(module)
+        return
+    elif not isinstance(weights, Mapping):
+        raise TypeError(
+            "weights are a state dict, a TensorDict, a module, a function of the model, or None; "
+            f"got {type(weights).__name__}"
+        )
+    computed = set[str]()
+    if isinstance(module, torch.nn.Module):  # buffers that `TensorDict.from_module` has, and no state dict
+        computed = {name for name, _ in module.named_buffers()}.difference(module.state_dict())
+    module.load_state_dict({name: value for name, value in named.items() if name not in computed})
+
+
 def named_tensors(weights: Weights) -> dict[str, torch.Tensor]:
     """Return weights by the names that the checkpoint gives them.
 
@@ -33,7 +68,7 @@ def named_tensors(weights: Weights) -> dict[str, torch.Tensor]:
         weights: A state dict, a TensorDict, pairs of a name and a tensor, or a module.
 
     Raises:
-        TypeError: If they are none of these.
+        TypeError: If they have another type.
     """
     import torch
 
@@ -60,7 +95,7 @@ def named_tensors(weights: Weights) -> dict[str, torch.Tensor]:
 
 
 def kept_weights(weights: Any) -> Any:
-    """Return weights that no optimizer changes: tensors as a copy in the memory of the CPU.
+    """Return a copy of weights in the memory of the CPU, which no optimizer changes.
 
     Args:
         weights: A module, a TensorDict, a mapping, or pairs of a name and a tensor, which are copied; or a
@@ -114,7 +149,7 @@ def weights_folder(
 
 
 def _read(weights: Weights | str | Path, is_tied: bool) -> tuple[list[Path], dict[str, torch.Tensor]]:
-    """Return files that have weights, and the weights to write."""
+    """Return the files to link, and the weights to write."""
     links: list[Path] = []
     if isinstance(weights, str | Path):
         links = sorted(Path(weights).glob("*.safetensors"))

@@ -1,6 +1,6 @@
-"""`EvalFolder`: the folder of an evaluation, which survives a crash of the program at any point.
+"""`EvalFolder`: save an evaluation in a folder, so that it survives a crash of the program at any point.
 
-`samples.jsonl` is the truth: one line per sample, on the disk before the next one is asked for, in the form
+`samples.jsonl` is the truth: one line per sample, on the disk before the next one is taken, in the form
 of a dump. `eval.json` describes the evaluation, and repeats the results at its end.
 """
 
@@ -42,7 +42,7 @@ class EvalFolderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SavedEval:
-    """An evaluation as its folder has it.
+    """An evaluation as it is saved in its folder.
 
     Attributes:
         summary: Content of `eval.json`.
@@ -56,11 +56,11 @@ class SavedEval:
 
 
 class EvalFolder:
-    """The folder of an evaluation that runs; close it.
+    """The folder of a running evaluation. Call `close` at its end.
 
     Args:
         path: The folder, which is created.
-        summary: What describes the evaluation: its "settings", and names.
+        summary: Description of the evaluation: its "settings", and names.
         resume: Whether the folder may hold this evaluation already.
         known: Digests of all tasks, by name; to check that earlier samples are of these tasks.
         decode: Decodes token ids, so that records have tokens; or None.
@@ -70,8 +70,8 @@ class EvalFolder:
         run: Id of the run, the same after it was resumed.
         samples: Samples of earlier programs that ended whole.
         unscored: Samples of earlier programs whose scorers failed, each with its record.
-        usage: What earlier programs have used.
-        error: The first error of writing, or None.
+        usage: Usage of earlier programs.
+        error: The first failure to write, or None.
         n_unsaved: Number of samples that could not be written.
 
     Raises:
@@ -131,7 +131,7 @@ class EvalFolder:
             pass
 
     def _resume(self, summary: Mapping[str, JSON], known: Mapping[str, str]) -> None:
-        """Read the samples of earlier programs, and rewrite the file without those that are asked again."""
+        """Read the samples of earlier programs, and rewrite the file without those to be taken again."""
         saved = read_eval(self.path)
         self.run = str(saved.summary.get("run") or self.run)
         self.usage = sum((sample.usage for sample, _ in saved.samples), Usage())
@@ -174,7 +174,7 @@ class EvalFolder:
         self._size = len(data)
 
     def rescore(self, samples: Iterable[EvalSample]) -> None:
-        """Replace the scores of samples in the file; an error of writing is kept in `error`.
+        """Replace the scores of samples in the file; a failure to write is kept in `error`.
 
         Args:
             samples: Samples of `unscored` with new scores.
@@ -194,7 +194,7 @@ class EvalFolder:
             self.n_unsaved += len(new)
 
     def append(self, sample: EvalSample) -> bool:
-        """Write a sample to the disk. If that fails, the evaluation goes on: see `error`.
+        """Write a sample to the disk. If that fails, the evaluation continues: see `error`.
 
         Args:
             sample: A sample with its trajectory.
@@ -218,7 +218,7 @@ class EvalFolder:
             return False
 
     def finish(self, results: Mapping[str, JSON]) -> None:
-        """Add the results to `eval.json`; an error of writing is kept in `error`.
+        """Add the results to `eval.json`; a failure to write is kept in `error`.
 
         Args:
             results: The results, with their "status".
@@ -234,7 +234,7 @@ class EvalFolder:
 
 
 def read_eval(path: str | Path) -> SavedEval:
-    """Read the folder of an evaluation, also of one that runs or was killed.
+    """Read the folder of an evaluation, which may be running or have been killed.
 
     Args:
         path: The folder.
@@ -288,7 +288,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, TrajectoryRecord | None]]:
 
 
 def _differences(before: Any, now: Any) -> list[str]:
-    """Return how settings differ, one text per key."""
+    """Return how settings differ, one string per key."""
     old, new = fields_of(before) or {}, fields_of(json.loads(json.dumps(now))) or {}
     missing = object()
 

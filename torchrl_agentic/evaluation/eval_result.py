@@ -1,4 +1,4 @@
-"""`EvalResult`: the samples of an evaluation and what follows from them: means, pass@k, failures, cost."""
+"""`EvalResult`: the samples of an evaluation, with their means, pass@k, failures and cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOPS = {
     "interrupted": "it was interrupted",
     "running": "it has not ended, or its program was killed",
 }
-"""Why an evaluation stopped before all samples were asked; "" if it did not."""
+"""Why an evaluation stopped before all samples were taken; "" if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,18 @@ class EvalResult:
 
     Attributes:
         name: Name of the evaluation.
-        samples: One per task and epoch that was asked, in the order of the tasks.
+        samples: One per task and epoch that was sampled, in the order of the tasks.
         tasks: Names of the tasks, in order.
         scorers: Names of the scorers.
         epochs: Number of samples per task.
         pass_at: The k of pass@k and pass^k.
-        stopped: Why not all samples were asked, see `STOPS`; "" if all were.
-        error: Text of the error that stopped it, or of the first one of writing; "" without one.
+        stopped: Why not all samples were taken, see `STOPS`; "" if all were.
+        error: Text of the error that stopped it, or of the first failure to write; "" without one.
         n_unsaved: Number of samples that could not be written to the folder.
         usage: Tokens and cost, those of earlier programs, of failed trajectories and of `scorer_engines`
             included.
         seconds: Duration, without earlier programs of an evaluation that was resumed.
-        settings: What must be equal for an evaluation to be resumed.
+        settings: Settings that must be equal for an evaluation to be resumed.
         out: The folder, or None.
     """
 
@@ -90,22 +90,22 @@ class EvalResult:
 
     @property
     def total(self) -> int:
-        """Number of samples that were wanted."""
+        """Number of samples of the whole evaluation: tasks times epochs."""
         return len(self.tasks) * self.epochs
 
     @property
     def n_missing(self) -> int:
-        """Number of samples that were wanted and not asked."""
+        """Number of samples that were not taken."""
         return self.total - len(self.samples)
 
     @property
     def failed(self) -> Sequence[EvalSample]:
-        """The samples that failed, or whose scorers did."""
+        """The samples whose trajectory or scorer failed."""
         return [sample for sample in self.samples if sample.has_failed]
 
     @property
     def is_whole(self) -> bool:
-        """True if every sample was asked, scored and, with a folder, saved."""
+        """True if every sample was taken, scored and, with a folder, saved."""
         return not (self.stopped or self.n_missing or self.failed or self.n_unsaved)
 
     @property
@@ -159,7 +159,7 @@ class EvalResult:
 
     @classmethod
     def read(cls, path: str | Path) -> EvalResult:
-        """Read the folder of an evaluation, also of one that still runs or was killed.
+        """Read the folder of an evaluation, which may be running or have been killed.
 
         Args:
             path: The folder.
@@ -336,7 +336,7 @@ EvalHook = Callable[["EvalProgress"], object]
 
 @dataclass(frozen=True, slots=True)
 class EvalProgress:
-    """How far an evaluation is, after a sample.
+    """The progress of an evaluation, after a sample.
 
     Attributes:
         sample: The sample that has ended; None at the beginning.
@@ -358,7 +358,7 @@ class EvalProgress:
 
 
 def _cells(estimate: Estimate | None) -> tuple[str, str, str, str]:
-    """Return value, interval, tasks and samples as texts."""
+    """Return value, interval, tasks and samples as strings."""
     if estimate is None:
         return "–", "–", "0", "0"
     interval = "–" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"

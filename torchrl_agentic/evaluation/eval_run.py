@@ -1,4 +1,4 @@
-"""`EvalRun`: the state of an evaluation that runs: its samples, scores, limits and folder."""
+"""`EvalRun`: a running evaluation, with its samples, scorers, limits and folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HOPELESS = 32
 
 
 class EvalInterrupted(KeyboardInterrupt):
-    """Ctrl-C ended an evaluation; `result` holds what was done.
+    """Ctrl-C ended an evaluation; `result` has the samples so far.
 
     Args:
         result: The result so far.
@@ -63,155 +63,121 @@ def answer_score(trajectory: Trajectory) -> float:
     return answer_reward(trajectory.answer, str(trajectory.task.truth))
 
 
-class EvalRun:
-    """State of an evaluation that runs: its samples, limits and folder.
-
-    Trajectories end on the event loop, samples on the thread of the caller; failures on the event loop.
+class EvalMeter:
+    """Counts the usage of an evaluation, and checks its limits.
 
     Args:
-        tasks: The tasks, whose names differ.
-        scorers: Scorers by name.
-        epochs: Number of samples per task.
-        pass_at: The k of pass@k, in ascending order.
         name: Name of the evaluation.
-        settings: What must be equal for it to be resumed.
-        progress: Called at the beginning and after each sample, or None.
+        max_tokens: Number of tokens after which no more samples are taken; None: no limit.
+        max_cost: Cost after which no more samples are taken; None: no limit.
+        reading: Names of limits that need the usage that responses report, for a warning.
+
+    Attributes:
+        usage: Usage so far, that of earlier programs and of replaced trajectories included.
+        exceeded: The limit that was reached, a key of `STOPS`; "" if none was.
     """
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        scorers: Mapping[str, Scorer],
-        epochs: int,
-        pass_at: tuple[int, ...],
-        *,
-        name: str,
-        settings: Mapping[str, JSON],
-        progress: EvalHook | None,
+        self, name: str, max_tokens: int | None, max_cost: float | None, *, reading: tuple[str, ...] = ()
     ) -> None:
-        self._tasks, self._scorers, self._epochs, self._pass_at = tasks, scorers, epochs, pass_at
-        self._name, self._settings, self._progress = name, settings, progress
-        self._total = len(tasks) * epochs
-        self._fail_above, self._max_tokens, self._max_cost = 1.0, None, None
-        self._samples: dict[tuple[str, int], EvalSample] = {}
-        self._n_before = self._n_failed = 0
-        self._folder: EvalFolder | None = None
-        self._threads = WorkerThreads(SCORER_THREADS)
-        self._lock = threading.RLock()  # held while a sample is written
-        self._usage_lock = threading.Lock()  # apart, since the event loop takes it for each trajectory
-        self._running: dict[int, tuple[Task, Task, int]] = {}
-        """(as it runs, as it was given, epoch) by the id of a task that runs."""
-        self._scored: dict[str, tuple[dict[str, Score], dict[str, str], Usage]] = {}
-        self._metered: Engine | ChatEngine | None = None
-        self._meters: list[tuple[Engine | ChatEngine, Usage]] = []
-        """Engines that count what they use, each with its usage when the evaluation began."""
+        self._name, self._max_tokens, self._max_cost, self._reading = name, max_tokens, max_cost, reading
+        self.usage, self.exceeded = Usage(), ""
         self._counted = Usage()
         """Usage of earlier programs, and of an engine that does not count by itself."""
-        self._reading: tuple[str, ...] = ()
+        self._metered: Engine | ChatEngine | None = None
+        self._meters: list[tuple[Engine | ChatEngine, Usage]] = []
+        """Engines that count their own usage, each with its usage when the evaluation began."""
+        self._lock = threading.Lock()
         self._has_warned = False
-        self._has_tokens = True
-        self._usage = Usage()
-        self._stopped, self._error = "", ""
-        self._began = time.monotonic()
 
-    def bound(
-        self,
-        fail_above: float,
-        max_tokens: int | None,
-        max_cost: float | None,
-        *,
-        reading: tuple[str, ...] = (),
+    def begin(
+        self, engine: Engine | ChatEngine, scorer_engines: Sequence[Engine | ChatEngine], before: Usage
     ) -> None:
-        """Set the limits of the whole evaluation.
-
-        Args:
-            fail_above: Share of failed samples above which no more are asked.
-            max_tokens: Number of tokens after which no more samples are asked.
-            max_cost: Cost after which no more samples are asked.
-            reading: Names of limits that need the usage that responses report, for a warning.
-        """
-        self._fail_above, self._max_tokens, self._max_cost = fail_above, max_tokens, max_cost
-        self._reading = reading
-
-    def open(
-        self,
-        out: str | Path,
-        *,
-        resume: bool,
-        known: Mapping[str, str],
-        decode: Callable[[Sequence[int]], str] | None,
-    ) -> None:
-        """Open the folder, and read what earlier programs have done.
-
-        Args:
-            out: The folder.
-            resume: Whether it may hold this evaluation.
-            known: Digests of all tasks by name.
-            decode: Decodes token ids, or None.
-        """
-        self._folder = EvalFolder(out, self._summary(), resume=resume, known=known, decode=decode)
-        wanted = {task.name for task in self._tasks}
-        for sample in (*self._folder.samples, *(sample for sample, _ in self._folder.unscored)):
-            if sample.task in wanted and sample.epoch <= self._epochs:
-                self._samples[sample.task, sample.epoch] = sample
-        self._usage = self._counted = self._folder.usage
-        self._n_before = len(self._samples)
-
-    def _summary(self) -> dict[str, JSON]:
-        return {
-            "name": self._name,
-            "settings": dict(self._settings),
-            "scorers": list(self._scorers),
-            "epochs": self._epochs,
-            "pass_at": list(self._pass_at),
-            "tasks": [task.name for task in self._tasks],
-        }
-
-    def meter(
-        self, engine: Engine | ChatEngine, of_scorers: Sequence[Engine | ChatEngine], *, has_tokens: bool
-    ) -> None:
-        """Begin to count what the engines use.
+        """Begin to count.
 
         Args:
             engine: The engine of the trajectories.
-            of_scorers: Further engines, which count by themselves.
-            has_tokens: Whether samples keep the tokens of their trajectories.
+            scorer_engines: Engines of scorers, which count their own usage.
+            before: Usage of earlier programs.
         """
-        self._has_tokens = has_tokens
+        self.usage = self._counted = before
         self._metered = engine if is_metered(engine) else None
-        counting = [*(() if self._metered is None else (engine,)), *of_scorers]
+        counting = [*(() if self._metered is None else (engine,)), *scorer_engines]
         self._meters = [(one, _known(one.usage, one)) for one in {id(one): one for one in counting}.values()]
-        self._check_limits()
+        self._check()
 
-    async def admitted(self, shown: Callable[[Task], Task]) -> AsyncIterator[Task]:
-        """Yield the tasks that are missing, epoch by epoch, until a limit is reached."""
-        for epoch, task in itertools.product(range(1, self._epochs + 1), self._tasks):
-            if (task.name, epoch) in self._samples:
-                continue
-            if self._stopped:
-                return
-            copy = shown(task)
-            self._running[id(copy)] = copy, task, epoch
-            yield copy
+    def spend(self, trajectory: Trajectory | None) -> Usage:
+        """Count a trajectory, and return its usage.
 
-    async def score(self, trajectory: Trajectory) -> Score:
-        """Run all scorers at the same time; one that raises leaves its error."""
-        usage = self._spend(trajectory)
-        _, task, _ = self._running[id(trajectory.task)]
-        scores, errors = await self._scores(replace(trajectory, task=task))
-        self._count()  # what scorers have used
-        self._scored[trajectory.name] = scores, errors, usage
-        values = {name: float(score) for name, score in scores.items()}
-        return Score(next(iter(values.values()), 0.0), parts=values)
+        Args:
+            trajectory: The trajectory; None if it failed before it began.
+        """
+        used = Usage()
+        if trajectory is not None and self._metered is not None:
+            used = _known(self._metered.usage_of(trajectory.name), self._metered)
+        elif trajectory is not None:
+            used = usage_of_tokens(trajectory)
+            with self._lock:
+                self._counted += used
+        self.count()
+        return used
 
-    async def _scores(self, trajectory: Trajectory) -> tuple[dict[str, Score], dict[str, str]]:
-        """Return the scores of a trajectory, and the errors of scorers that raised."""
+    def count(self) -> None:
+        """Add up all usage, and check the limits."""
+        with self._lock:
+            self.usage = self._counted + self._metered_usage
+            self._check()
+
+    @property
+    def _metered_usage(self) -> Usage:
+        """Usage in this program of the engines that count their own usage."""
+        return sum((_known(one.usage, one) - base for one, base in self._meters), Usage())
+
+    def _check(self) -> None:
+        used = self._metered_usage
+        has_no_cost = self._max_cost is not None and used.unpriced > 0
+        if self._reading and (used.uncounted or has_no_cost) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s: responses report no %s, so that %s cannot count them; have the service report it, give "
+                "a price, or bound samples by max_turns and limit",
+                self._name,
+                "usage" if used.uncounted else "cost",
+                " and ".join(self._reading),
+            )
+        if self.exceeded:
+            return
+        if self._max_cost is not None and used.requests and used.unpriced == used.requests:
+            self.exceeded = "unpriced"
+        elif self._max_tokens is not None and self.usage.tokens >= self._max_tokens:
+            self.exceeded = "tokens"
+        elif self._max_cost is not None and self.usage.cost >= self._max_cost:
+            self.exceeded = "cost"
+
+
+class EvalScoring:
+    """Runs the scorers of an evaluation, the sync ones on threads.
+
+    Args:
+        scorers: Scorers by name.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        self.scorers = scorers
+        self._threads = WorkerThreads(SCORER_THREADS)
+
+    async def score(self, trajectory: Trajectory) -> tuple[dict[str, Score], dict[str, str]]:
+        """Run all scorers concurrently; return the scores, and the errors of scorers that raised, by name.
+
+        Args:
+            trajectory: The trajectory.
+        """
         wanted = [
             name
-            for name, scorer in self._scorers.items()
+            for name, scorer in self.scorers.items()
             if scorer is not answer_score or trajectory.task.truth is not None
         ]
-        found = await asyncio.gather(*(self._score_by(self._scorers[name], trajectory) for name in wanted))
+        found = await asyncio.gather(*(self._score_by(self.scorers[name], trajectory) for name in wanted))
         scores = {name: one for name, one in zip(wanted, found, strict=True) if isinstance(one, Score)}
         errors = {name: one for name, one in zip(wanted, found, strict=True) if isinstance(one, str)}
         return scores, errors
@@ -224,56 +190,123 @@ class EvalRun:
                 raise
             return f"{type(error).__name__}: {error}"[:10_000]
 
-    def _spend(self, trajectory: Trajectory | None) -> Usage:
-        """Return the usage of a trajectory; count it, and stop if all together is too much."""
-        used = Usage()
-        if trajectory is not None and self._metered is not None:
-            used = _known(self._metered.usage_of(trajectory.name), self._metered)
-        elif trajectory is not None:
-            used = usage_of_tokens(trajectory)
-            with self._usage_lock:
-                self._counted += used
-        self._count()
-        return used
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
 
-    def _count(self) -> None:
-        """Add up what was used, that of trajectories that were replaced included, and check the limits."""
-        with self._usage_lock:
-            self._usage = self._counted + self._metered_usage
-            self._check_limits()
+
+class EvalRun:
+    """The samples of a running evaluation, and their folder.
+
+    `admitted`, `score` and `fail` run on the event loop, the other methods in the thread of the caller.
+
+    Args:
+        tasks: The tasks, whose names differ.
+        scorers: Scorers by name.
+        epochs: Number of samples per task.
+        pass_at: The k of pass@k, in ascending order.
+        meter: Counts the usage, and checks the limits.
+        fail_above: Share of failed samples above which no more are taken.
+        name: Name of the evaluation.
+        settings: Settings that must be equal for it to be resumed.
+        has_tokens: Whether samples keep the tokens of their trajectories.
+        progress: Called at the beginning and after each sample, or None.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        scorers: Mapping[str, Scorer],
+        epochs: int,
+        pass_at: tuple[int, ...],
+        *,
+        meter: EvalMeter,
+        fail_above: float,
+        name: str,
+        settings: Mapping[str, JSON],
+        has_tokens: bool,
+        progress: EvalHook | None,
+    ) -> None:
+        self._tasks, self._epochs, self._pass_at = tasks, epochs, pass_at
+        self._scoring, self._meter = EvalScoring(scorers), meter
+        self._name, self._settings, self._progress = name, settings, progress
+        self._total, self._fail_above, self._has_tokens = len(tasks) * epochs, fail_above, has_tokens
+        self._samples: dict[tuple[str, int], EvalSample] = {}
+        self._n_before = self._n_failed = 0
+        self._folder: EvalFolder | None = None
+        self._lock = threading.RLock()  # held while a sample is written
+        self._running: dict[int, tuple[Task, Task, int]] = {}
+        """(as it runs, as it was given, epoch) by the id of a task that runs."""
+        self._scored: dict[str, tuple[dict[str, Score], dict[str, str], Usage]] = {}
+        self._stopped, self._error = "", ""
+        self._began = time.monotonic()
 
     @property
-    def _metered_usage(self) -> Usage:
-        """Usage in this program of the engines that count by themselves."""
-        return sum((_known(one.usage, one) - base for one, base in self._meters), Usage())
+    def stopped(self) -> str:
+        """Why no more samples are taken, a key of `STOPS`; "" while they are."""
+        return self._stopped or self._meter.exceeded
 
-    def _check_limits(self) -> None:
-        used = self._metered_usage
-        has_no_cost = self._max_cost is not None and used.unpriced > 0
-        if self._reading and (used.uncounted or has_no_cost) and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "%s: responses report no %s, so that %s cannot count them; have the service report it, give "
-                "a price, or bound samples by max_turns and limit",
-                self._name,
-                "usage" if used.uncounted else "cost",
-                " and ".join(self._reading),
-            )
-        if self._max_cost is not None and used.requests and used.unpriced == used.requests:
-            self._stop("unpriced")
-        if self._max_tokens is not None and self._usage.tokens >= self._max_tokens:
-            self._stop("tokens")
-        if self._max_cost is not None and self._usage.cost >= self._max_cost:
-            self._stop("cost")
+    def open(
+        self,
+        out: str | Path,
+        *,
+        resume: bool,
+        known: Mapping[str, str],
+        decode: Callable[[Sequence[int]], str] | None,
+    ) -> Usage:
+        """Open the folder, read the samples of earlier programs, and return their usage.
 
-    def _stop(self, reason: str) -> None:
-        self._stopped = self._stopped or reason
+        Args:
+            out: The folder.
+            resume: Whether it may hold this evaluation.
+            known: Digests of all tasks by name.
+            decode: Decodes token ids, or None.
+        """
+        summary: dict[str, JSON] = {
+            "name": self._name,
+            "settings": dict(self._settings),
+            "scorers": list(self._scoring.scorers),
+            "epochs": self._epochs,
+            "pass_at": list(self._pass_at),
+            "tasks": [task.name for task in self._tasks],
+        }
+        self._folder = EvalFolder(out, summary, resume=resume, known=known, decode=decode)
+        wanted = {task.name for task in self._tasks}
+        for sample in (*self._folder.samples, *(sample for sample, _ in self._folder.unscored)):
+            if sample.task in wanted and sample.epoch <= self._epochs:
+                self._samples[sample.task, sample.epoch] = sample
+        self._n_before = len(self._samples)
+        return self._folder.usage
+
+    async def admitted(self, shown: Callable[[Task], Task]) -> AsyncIterator[Task]:
+        """Yield the tasks that are missing, epoch by epoch, until a limit is reached.
+
+        Args:
+            shown: Returns a copy of a task, as the model gets it.
+        """
+        for epoch, task in itertools.product(range(1, self._epochs + 1), self._tasks):
+            if (task.name, epoch) in self._samples:
+                continue
+            if self.stopped:
+                return
+            copy = shown(task)
+            self._running[id(copy)] = copy, task, epoch
+            yield copy
+
+    async def score(self, trajectory: Trajectory) -> Score:
+        """Run all scorers concurrently, and return their values as parts of one score."""
+        usage = self._meter.spend(trajectory)
+        _, task, _ = self._running[id(trajectory.task)]
+        scores, errors = await self._scoring.score(replace(trajectory, task=task))
+        self._meter.count()  # what scorers have used
+        self._scored[trajectory.name] = scores, errors, usage
+        values = {name: float(score) for name, score in scores.items()}
+        return Score(next(iter(values.values()), 0.0), parts=values)
 
     def fail(self, failed: FailedTask) -> None:
         """Keep a sample that failed."""
-        copy, task, epoch = self._running.pop(id(failed.task))
-        del copy
-        sample = failed_sample(failed, task, epoch, self._spend(failed.trajectory))
+        _, task, epoch = self._running.pop(id(failed.task))
+        sample = failed_sample(failed, task, epoch, self._meter.spend(failed.trajectory))
         logger.warning("%s, epoch %d failed (%s): %s", task.name, epoch, sample.failure, sample.error)
         self._settle(sample)
 
@@ -295,13 +328,13 @@ class EvalRun:
         return self._result()
 
     def _rescore(self) -> None:
-        """Score trajectories again whose scorers failed in an earlier program; the model is not asked."""
+        """Score again the trajectories whose scorers failed in an earlier program, without sampling."""
         tasks = {task.name: task for task in self._tasks}
         unscored = [] if self._folder is None else self._folder.unscored
         chosen = [(one, record) for one, record in unscored if (one.task, one.epoch) in self._samples]
 
         async def rescored(sample: EvalSample, record: TrajectoryRecord) -> EvalSample:
-            scores, errors = await self._scores(trajectory_of(record, tasks[sample.task]))
+            scores, errors = await self._scoring.score(trajectory_of(record, tasks[sample.task]))
             return replace(sample, scores=scores, score_errors=errors)
 
         async def all_rescored() -> list[EvalSample]:
@@ -316,8 +349,7 @@ class EvalRun:
             self._n_failed += sample.has_failed
 
     def _end(self, trajectory: Trajectory) -> None:
-        copy, task, epoch = self._running.pop(id(trajectory.task))
-        del copy
+        _, task, epoch = self._running.pop(id(trajectory.task))
         scores, errors, usage = self._scored.pop(trajectory.name)
         if not self._has_tokens:
             trajectory = replace(trajectory, ledger=None, contexts=())
@@ -336,8 +368,9 @@ class EvalRun:
             self._samples[sample.task, sample.epoch] = sample
             self._n_failed += sample.has_failed
             too_many = self._n_failed > self._fail_above * self._total
-            if self._fail_above < 1.0 and (too_many or self._n_failed == len(self._samples) >= HOPELESS):
-                self._stop("failures")
+            is_hopeless = too_many or self._n_failed == len(self._samples) >= HOPELESS
+            if self._fail_above < 1.0 and is_hopeless and not self.stopped:
+                self._stopped = "failures"
             self._report(sample)
 
     def _report(self, sample: EvalSample | None) -> None:
@@ -351,36 +384,37 @@ class EvalRun:
                 done,
                 self._total,
                 self._n_failed,
-                self._usage,
+                self._meter.usage,
                 seconds,
                 seconds / since * (self._total - done) if since else None,
             )
         )
 
     def _break(self, error: CollectorError) -> None:
-        """Keep what there is if the engine is lost; raise other errors, and if there is nothing."""
+        """Keep the samples if the engine is lost and there are any; otherwise raise the error."""
         cause = error.__cause__ or error
         if not self._samples or not isinstance(cause, InfrastructureError | EngineUnusable):
             raise cause from None
         self._stopped, self._error = "engine", f"{type(cause).__name__}: {cause}"
 
     def _result(self) -> EvalResult:
-        self._count()
+        self._meter.count()
         with self._lock:
             order = {task.name: place for place, task in enumerate(self._tasks)}
             samples = sorted(self._samples.values(), key=lambda one: (order[one.task], one.epoch))
-            if self._stopped in ("tokens", "cost", "unpriced", "failures") and len(samples) == self._total:
-                self._stopped = ""
+            stopped = self.stopped
+            if stopped in ("tokens", "cost", "unpriced", "failures") and len(samples) == self._total:
+                stopped = ""
             result = EvalResult(
                 self._name,
                 samples,
                 [task.name for task in self._tasks],
-                list(self._scorers),
+                list(self._scoring.scorers),
                 self._epochs,
                 self._pass_at,
-                self._stopped,
+                stopped,
                 self._error,
-                usage=self._usage,
+                usage=self._meter.usage,
                 seconds=time.monotonic() - self._began,
                 settings=dict(self._settings),
                 out=None if self._folder is None else self._folder.path,
@@ -396,13 +430,13 @@ class EvalRun:
     def close(self) -> None:
         """Close the folder and the threads."""
         with self._lock:
-            self._threads.close()
+            self._scoring.close()
             if self._folder is not None:
                 self._folder.close()
 
 
 def is_metered(engine: Engine | ChatEngine) -> bool:
-    """Return True if an engine counts what it uses, in all and by trajectory.
+    """Return True if an engine counts its usage, in total and by trajectory.
 
     Args:
         engine: The engine.
@@ -411,7 +445,7 @@ def is_metered(engine: Engine | ChatEngine) -> bool:
 
 
 def _known(usage: Usage | None, engine: Engine | ChatEngine) -> Usage:
-    """Return the usage of an engine that counts it, and may not cease to do so."""
+    """Return the usage of an engine that counts it; raise TypeError if it is None."""
     if usage is None:
         raise TypeError(f"{engine.describe()} counts its usage, but returned None for it")
     return usage

@@ -40,7 +40,7 @@ class EvalSample:
         score_errors: Errors of scorers that raised, by name.
         failure: Why there is no trajectory, a `FailureKind` such as "engine"; else "".
         error: Text of the error; "" without one.
-        expected: The right answer of the task; None: unknown.
+        expected: The right answer of the task; None if it is unknown.
         answer: Text of the model's last message.
         reason: Why the trajectory ended, see `Trajectory.reason`; "failed" after a failure.
         n_turns: Number of messages of the model.
@@ -156,7 +156,7 @@ def record_of(
     digest: str = "",
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> TrajectoryRecord:
-    """Return the record of a sample, whose extras hold what the trajectory does not.
+    """Return the record of a sample; its extras hold the fields that a trajectory lacks.
 
     Args:
         sample: A sample with its trajectory.
@@ -247,7 +247,7 @@ def with_scores(record: TrajectoryRecord, sample: EvalSample) -> TrajectoryRecor
 
 
 def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
-    """Return the trajectory of a record, for its scorers; without the scores of users and its time line.
+    """Return the trajectory of a record for scorers, without scores of simulated users and without spans.
 
     Args:
         record: A record that `record_of` made.
@@ -272,7 +272,7 @@ def trajectory_of(record: TrajectoryRecord, task: Task) -> Trajectory:
 
 
 def usage_from(data: Mapping[str, Any]) -> Usage:
-    """Read a usage from its fields by name; those that folders of earlier versions lack are 0.
+    """Read a usage from its fields by name; fields that earlier versions did not write are 0.
 
     Args:
         data: The fields.
@@ -285,7 +285,7 @@ def usage_from(data: Mapping[str, Any]) -> Usage:
 
 
 def usage_of_tokens(trajectory: Trajectory) -> Usage:
-    """Return the usage of a trajectory by its tokens; each of its requests has the whole prompt.
+    """Return the usage of a trajectory, computed from its tokens; each request counts its whole prompt.
 
     Args:
         trajectory: A trajectory; without a ledger, its prompts are not counted.
@@ -324,7 +324,7 @@ def digest_of(content: JSON, describe: Callable[[Any], JSON] = repr) -> str:
 
 
 def _described(value: Any) -> JSON:
-    """Return JSON for a value that has none; of arrays and other objects, what does not hold an address."""
+    """Return JSON for a value that is not JSON, the same in each program: without addresses of objects."""
     if callable(getattr(value, "tolist", None)):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`evaluate`: run a model with tools on tasks, score every trajectory, and keep what has been paid for."""
+"""`evaluate`: run a model with tools on tasks, score every trajectory, and save each sample at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Literal, cast
 
 from torchrl_agentic.collectors.agent_collector import AgentCollector
 from torchrl_agentic.dispatch import event_loop
-from torchrl_agentic.engines.base import ChatEngine, Engine
-from torchrl_agentic.engines.duck_typed_engine import ensure_engine
+from torchrl_agentic.engines.base import ChatEngine, ContextExceeded, Engine
+from torchrl_agentic.engines.duck_typed_engine import EngineWrapper, ensure_engine
+from torchrl_agentic.engines.usage import Usage
 from torchrl_agentic.engines.vllm_engine import is_vllm
 from torchrl_agentic.errors import check_above_zero, check_count
-from torchrl_agentic.evaluation.bounded_chat import BoundedChat
 from torchrl_agentic.evaluation.eval_result import EvalHook, EvalProgress, EvalResult, checked_pass_at
-from torchrl_agentic.evaluation.eval_run import EvalRun, answer_score, is_metered
+from torchrl_agentic.evaluation.eval_run import EvalMeter, EvalRun, answer_score, is_metered
 from torchrl_agentic.evaluation.eval_sample import digest_of, task_digest
 from torchrl_agentic.evaluation.model_engine import engine_of
-from torchrl_agentic.messages import JSON
+from torchrl_agentic.messages import JSON, Message
 from torchrl_agentic.parsers import with_tools_message
 from torchrl_agentic.rollout.load_tasks import load_tasks
 from torchrl_agentic.tensors import leaves
@@ -66,12 +66,12 @@ def evaluate(
 ) -> EvalResult:
     """Run a model with tools on all tasks, and score its trajectories.
 
-    Trajectories advance independently, over the loop of `AgentCollector`; scorers run meanwhile. A trajectory
+    Trajectories advance independently, over the loop of `AgentCollector`, while scorers run. A trajectory
     ends with a message without tool calls, with a tool that stops it, or at a bound. A sample that fails is
     counted and listed, and does not end the evaluation.
 
     With `out`, each sample is on the disk when it has ended. After a crash, the same call with `resume=True`
-    asks only what is missing; samples that failed are asked again, or only scored again.
+    takes only the missing samples; failed ones are taken again, or only scored again if a scorer failed.
 
     ::
 
@@ -106,20 +106,20 @@ def evaluate(
             of messages, "openai".
         tool_choice: Constraint on tool calls, as in `agent_policy`; only models of vLLM.
         trajectory_timeout: Seconds that a trajectory and its scores may take; None: no limit.
-        retries: Number of times that a trajectory which failed is begun again.
+        retries: Number of times that a failed trajectory is begun again.
         engine_retries: Number of times that a request is made again after an InfrastructureError.
-        fail_above: Share of failed samples above which no more are asked; 1.0: all are asked. Below 1.0, the
+        fail_above: Share of failed samples above which no more are taken; 1.0: all are taken. Below 1.0, the
             evaluation also stops if all of the first samples failed.
-        max_total_tokens: Number of tokens of prompts and answers after which no more samples are asked;
-            those that run are finished.
-        max_cost: Cost after which no more samples are asked, in the currency of the engine's prices. Also,
-            none are asked after responses without a known cost.
+        max_total_tokens: Number of tokens of prompts and answers after which no more samples are taken;
+            running ones are finished.
+        max_cost: Cost after which no more samples are taken, in the currency of the engine's prices. Also,
+            none are taken after responses without a known cost.
         scorer_engines: Engines that scorers ask, such as that of a `ModelJudge`: their tokens and cost count
             for the result and the limits, and not for the samples. They have `usage`, as `OpenAIEngine` has.
-        tokenizer_options: Further arguments of `ChatEncoder`.
+        tokenizer_options: Additional arguments of `ChatEncoder`.
         progress: Called with an `EvalProgress` at the beginning and after each sample, from one thread at a
             time.
-        settings: Further settings that must be equal for an evaluation to be resumed, as JSON.
+        settings: Additional settings that must be equal for an evaluation to be resumed, as JSON.
 
     Returns:
         The result, whole or not: see `EvalResult.is_whole`.
@@ -191,12 +191,24 @@ def evaluate(
         "scorers": list(by_name),
         **(settings or {}),
     }
-    run = EvalRun(wanted, by_name, epochs, ks, name=name, settings=described, progress=progress)
-    run.bound(fail_above, max_total_tokens, max_cost, reading=reading)
+    meter = EvalMeter(name, max_total_tokens, max_cost, reading=reading)
+    run = EvalRun(
+        wanted,
+        by_name,
+        epochs,
+        ks,
+        meter=meter,
+        fail_above=fail_above,
+        name=name,
+        settings=described,
+        has_tokens=has_tokens,
+        progress=progress,
+    )
+    before = Usage()
     if out is not None:
         decode = tokenizer.decode if has_tokens and tokenizer is not None else None
         known = {task.name: task_digest(task) for task in every}
-        run.open(out, resume=resume, known=known, decode=decode)
+        before = run.open(out, resume=resume, known=known, decode=decode)
     made = None
     try:
         concurrent = MODEL_CONCURRENCY if max_in_flight == "auto" else max_in_flight
@@ -207,7 +219,7 @@ def evaluate(
             temperature=1.0 if temperature is None else temperature,
             constraint={"tool_choice": tool_choice, "parser": compose.parser, "tools": compose.tools},
         )
-        run.meter(made, metering, has_tokens=has_tokens)
+        meter.begin(made, metering, before)
         asked = made
         if takes_messages and isinstance(made, ChatEngine) and max_trajectory_tokens is not None:
             asked = BoundedChat(made, max_trajectory_tokens)
@@ -252,7 +264,7 @@ async def aevaluate(
     progress: EvalHook | None = None,
     **options: Any,
 ) -> EvalResult:
-    """Run `evaluate` on a thread, so that the event loop goes on.
+    """Run `evaluate` on a thread, without blocking the event loop.
 
     If the awaiting task is cancelled, the evaluation ends after its next sample.
 
@@ -262,7 +274,7 @@ async def aevaluate(
         engine: As in `evaluate`.
         tokenizer: As in `evaluate`.
         progress: As in `evaluate`; called on that thread, or on the event loop of this package.
-        options: Further arguments of `evaluate`.
+        options: Additional arguments of `evaluate`.
     """
     is_cancelled = threading.Event()
 
@@ -286,6 +298,43 @@ class _Cancelled(Exception):
     """The task that awaits an evaluation was cancelled."""
 
 
+class BoundedChat(EngineWrapper, ChatEngine):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A `ChatEngine` that bounds the tokens of a trajectory, by the usage that responses report.
+
+    The tokens of a message are known only by the next response. So a request is refused once the latest
+    response has reached the bound, and an answer may take what the bound leaves; tool results between them
+    may exceed it.
+
+    Args:
+        engine: A `ChatEngine` with `conversation_tokens`, such as `OpenAIEngine`.
+        max_tokens: Upper bound on the tokens of a trajectory, prompt and answers together.
+    """
+
+    def __init__(self, engine: ChatEngine, max_tokens: int) -> None:
+        check_count("max_trajectory_tokens", max_tokens, optional=False)
+        super().__init__(engine)
+        self._max_tokens = max_tokens
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int,
+        key: str,
+    ) -> Message:
+        """Return the next message of the model; see `ChatEngine.chat`.
+
+        Raises:
+            ContextExceeded: If the latest response of the trajectory has reached the bound.
+        """
+        left = self._max_tokens - (self.target.conversation_tokens(key) or 0)
+        if left <= 0:
+            raise ContextExceeded(f"{key} has reached max_trajectory_tokens={self._max_tokens}")
+        bound = min(max_tokens, left)
+        return await self.target.chat(messages, tools=tools, max_tokens=bound, key=key)
+
+
 def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> dict[str, Scorer]:
     """Return the scorers by name."""
     if scorers is None:
@@ -306,7 +355,7 @@ def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> 
                 raise ValueError(f"two scorers are named {name!r}: pass a mapping from names to scorers")
             found[name] = scorer
     if not found:
-        raise ValueError("there are no scorers; None stands for a comparison with the right answer")
+        raise ValueError("there are no scorers; leave out scorers= to compare with the right answer")
     for name, scorer in found.items():
         if not callable(scorer):
             raise TypeError(f"scorer {name!r} is a function of a Trajectory; got {type(scorer).__name__}")
@@ -314,7 +363,7 @@ def _named(scorers: Scorer | Mapping[str, Scorer] | Sequence[Scorer] | None) -> 
 
 
 def _metering(item: Any) -> Engine | ChatEngine:
-    """Return one of the `scorer_engines`, if it counts what it uses."""
+    """Return one of the `scorer_engines`; raise TypeError if it does not count its usage."""
     engine = ensure_engine(item)
     if engine.usage is None:
         raise TypeError(f"scorer_engines are engines with a usage; {engine.describe()} has none")
@@ -324,12 +373,12 @@ def _metering(item: Any) -> Engine | ChatEngine:
 def _check_limits(
     engine: Engine | ChatEngine | None, metering: Sequence[Engine | ChatEngine], given: Sequence[str]
 ) -> None:
-    """Raise ValueError for a limit that can never be reached, since nothing reports what it is about.
+    """Raise ValueError for a limit on tokens or cost that no engine reports.
 
     Args:
         engine: The engine of the trajectories; None: a model.
         metering: The engines of scorers.
-        given: The limits that there are.
+        given: Names of the limits that are set.
     """
     is_counted = engine is not None and is_metered(engine)
     priced = [*metering, *((engine,) if engine is not None and is_counted else ())]
@@ -366,7 +415,7 @@ def _describe_model(model: Any) -> str:
 
 
 def _sampling_of(engine: Engine | ChatEngine) -> JSON:
-    """Return what an engine samples from, as JSON; evaluations are resumed with the same only."""
+    """Return the sampling options of an engine as JSON; a resumed evaluation must have the same ones."""
     if not isinstance(engine, Engine):
         return dict(engine.sampling)
     return {} if engine.sampling is None else asdict(engine.sampling)

@@ -1,4 +1,4 @@
-"""`engine_of` makes an engine of what users call a model, and `load_model` loads one by its path."""
+"""`engine_of`: make an engine of a model; `load_model`: load a model by its path."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def engine_of(
     temperature: float,
     constraint: Mapping[str, Any],
 ) -> Engine | ChatEngine:
-    """Return an engine over a model, or the model if it is one.
+    """Return an engine that samples from a model; an engine is returned as it is.
 
     Args:
         model: A transformers model; vLLM's `AsyncLLM` or `LLM`, or TorchRL's `AsyncVLLM`; or an engine.

@@ -1,4 +1,4 @@
-"""Prompts and answers of the rows of a batch, in the form of TorchRL's wrappers."""
+"""Read prompts from the rows of a batch, and write answers, in the form of TorchRL's wrappers."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false

@@ -23,7 +23,7 @@ from torchrl_agentic.tokens.ledger import SAMPLED
 from torchrl_agentic.tokens.writer import ChatEncoder
 
 Ranges = Sequence[tuple[int, int]]
-"""Starts and ends of parts of a text, in characters."""
+"""Start and end of each part of a text, in characters."""
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names that chat templates give to the reasoning of a message."""
 _THOUGHT = re.compile(
@@ -31,7 +31,7 @@ _THOUGHT = re.compile(
     r"|(?P<rest>.*?)(?<![^\n])(?P<end></think>)(?=\s*\n|\s*\Z)",
     re.DOTALL,
 )
-"""Reasoning at the beginning of a text; the prompt may hold the tag that opens it."""
+"""Matches reasoning at the beginning of an answer; its opening tag may be in the prompt."""
 _OTHER_TEMPLATE = 'pass another template: tokenizer_options={"chat_template": ...}'
 
 
@@ -41,7 +41,7 @@ class UnwritableAnswer(ValueError):
 
 @contextmanager
 def template_errors() -> Generator[None]:
-    """Raise UnwritableAnswer for what a chat template raises, which may be of any type."""
+    """Raise UnwritableAnswer in place of the errors of a chat template, which may be of any type."""
     try:
         yield
     except MissingExtra:
@@ -82,9 +82,9 @@ class _AnswerPlace:
 
 
 class AnswerWriter:
-    """Writes answers as a chat template writes them, and checks that it writes all of them.
+    """Writes answers as a chat template does, and checks that the template omits nothing.
 
-    Control tokens come from the template only: those in a text of an answer are encoded as plain characters.
+    Only the template writes control tokens: those in the text of an answer are encoded as plain characters.
 
     Args:
         encoder: Encodes the conversations of the model to train.
@@ -106,7 +106,7 @@ class AnswerWriter:
             return None
 
     def holds_end(self, said: Mapping[str, Any]) -> bool:
-        """Check whether a text of an answer has a token that ends answers."""
+        """Return whether the text, reasoning or a call of an answer contains a stop token."""
         texts = [str(said["content"]), str(said.get("reasoning_content", ""))]
         texts += [text for call in _calls(said) for text in _strings(call)]
         return any(end in text for end in self.encoder.template.ends for text in texts)
@@ -174,7 +174,7 @@ class AnswerWriter:
             return self.encoder.template.render(chat, prompts=prompts)
 
     def _replaced(self, prompt: Sequence[int], replaced: str) -> tuple[int, str]:
-        """Return how many tokens hold a text at the end of the prompt, and their text before it."""
+        """Return how many tokens at the end of the prompt cover `replaced`, and their text before it."""
         count, held = 0, ""
         while len(held) < len(replaced) and count < len(prompt):
             count += 1
@@ -269,11 +269,11 @@ class _Marker:
     """Marks the texts of an answer, to find them in the rendered answer.
 
     Templates write words of letters and digits unchanged. A mark at the end of each text shows that the text
-    is written; one inside each control token of a text shows which control tokens are not the template's.
+    is written; one inside each control token of a text shows which control tokens the template did not write.
 
     Args:
         control: Finds the starts of control tokens.
-        texts: A text that has all texts of the answer.
+        texts: All texts of the answer, concatenated.
     """
 
     def __init__(self, control: re.Pattern[str], texts: str) -> None:
@@ -338,7 +338,7 @@ class _Marker:
             raise UnwritableAnswer(f"it does not write {', '.join(dict.fromkeys(missing))}; {remedy}")
         if self._pattern.sub("", marked) != text:
             raise UnwritableAnswer(
-                "it takes markup in a text of the answer for its own; escape this markup: "
+                "it interprets markup in the text of the answer; escape this markup: "
                 "parsers.escape_control_tokens(text)"
             )
         return [at for at, label in self._marks(marked) if label == "c"]
@@ -396,7 +396,7 @@ class _Marker:
         return {f"{self._stem}kx{self._cut(key)}": self._value(item, what) for key, item in fields.items()}
 
     def _marked(self, text: str, what: str, keep: Ranges = ()) -> str:
-        """Return a text with marks inside its control tokens and at its end; white space has no end."""
+        """Return a text with marks inside its control tokens and at its end; white space as it is."""
         size = len(text.rstrip())
         if not size:
             return text
@@ -429,7 +429,7 @@ def with_reasoning(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer without its reasoning, and without a text that calls follow."""
+    """Return an answer without its reasoning, and without its text if it has calls."""
     made = {key: value for key, value in message.items() if key not in _REASONING_KEYS}
     if message["role"] != "assistant":
         return made
@@ -440,7 +440,7 @@ def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pieces(text: str, cuts: Sequence[int]) -> list[Piece]:
-    """Return a text in pieces, so that no control token arises over a cut."""
+    """Split a text at the cuts, so that no control token spans a cut."""
     made: list[Piece] = []
     last = 0
     for cut in (cut for cut in cuts if cut <= len(text)):
@@ -480,7 +480,7 @@ def _strings(value: JSON) -> list[str]:
 
 
 def _canonical(args: Fields) -> dict[str, str]:
-    """Return arguments as JSON; formats without types write the text "5" as they write the number."""
+    """Return arguments as JSON, with "5" equal to 5, which formats without types cannot tell apart."""
     return {key: json.dumps(_typed(value), sort_keys=True) for key, value in args.items()}
 
 

@@ -1,4 +1,4 @@
-"""Make the batches of a loss from rollouts: one row per trajectory, with the mask of sampled tokens."""
+"""Make batches for a loss from rollouts: one row per trajectory, with the mask of sampled tokens."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -45,7 +45,8 @@ def trajectory_batch(
         steps: Steps of an environment with a `TurnTokenizer`: a rollout [B, T], a batch of a collector, a
             list of either; or ledgers that were kept. Steps of trajectories that have not ended are left out,
             and trajectories without a sampled token, whose prompt left no room for an answer.
-        columns: Further entries of the step that ended a trajectory to keep, such as columns of the data set.
+        columns: Additional entries to keep of the step that ended a trajectory, such as columns of the
+            data set.
 
     Returns:
         A ragged batch [N], in the order of the steps. T is the number of tokens up to the last sampled one:
@@ -107,7 +108,7 @@ def group_batches(
     """Yield batches of whole groups from the steps of TorchRL's collectors, as `AgentCollector` yields them.
 
     Args:
-        steps: What a collector yields, such as an `LLMCollector` with `yield_completed_trajectories=True`.
+        steps: The batches of a collector, such as an `LLMCollector` with `yield_completed_trajectories=True`.
         group_size: Number of trajectories per prompt.
         groups_per_batch: Number of groups in a batch; groups that are left over at the end are not yielded.
         key: Column that all trajectories of a group share, and no other group that runs.
@@ -155,7 +156,7 @@ def _has_failed(step: TensorDictBase) -> bool:
 
 
 def _compared(group: list[TensorDictBase], number: int, sampling: Sampling | None) -> list[TensorDictBase]:
-    """Write what the collector of this package writes into the rows of a group, and return them."""
+    """Write reward, advantage and group into the rows of a group, as `AgentCollector` does."""
     rewards = torch.stack([row["next", "reward"] for row in group])
     for row, reward, advantage in zip(group, rewards, group_advantage(rewards, len(group)), strict=True):
         row.update({"reward": reward, "advantage": advantage}).set(_GROUP, torch.tensor([number]))

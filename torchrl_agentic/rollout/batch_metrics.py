@@ -67,7 +67,7 @@ def batch_metrics(batch: TensorDictBase, *, version: int | None = None) -> dict[
 
 
 def average_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the scalars of all processes of `torch.distributed`, all of which call this; alone, the same.
+    """Return the means of scalars over the processes of `torch.distributed`, which must all call this.
 
     Maxima ("*/max") are those over all processes, shares ("ended/*") count as 0 where they are missing, and
     other scalars are averaged over the processes that have them.
@@ -90,7 +90,7 @@ def _merged(name: str, values: list[float], n_processes: int) -> float:
 
 
 def _reason(row: Any) -> str:
-    """Return why a trajectory ended; only a collector's batch has the words of the user's own stages."""
+    """Return why a trajectory ended; only batches of collectors have the reasons of the user's own stages."""
     if ("collector", "reason") in row.keys(True):
         return row["collector", "reason"]
     return REASONS[int(row[specs.KEY, "ended_by"])]

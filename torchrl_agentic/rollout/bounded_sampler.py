@@ -89,7 +89,7 @@ class BoundedSampler(TensorDictModuleBase, ABC):
         return write_answers(tensordict, answers)
 
     def _bounds(self, tensordict: TensorDictBase, lengths: Sequence[int]) -> list[int]:
-        """Return how many tokens may be sampled in each row, and write how much room each has."""
+        """Return how many tokens may be sampled in each row, and write the room of each row."""
         left = tensordict.get(TOKENS_LEFT, None)
         of_bound = None if left is None else left.reshape(-1).tolist()
         of_context = None if self.length is None else [self.length - length for length in lengths]
@@ -106,12 +106,12 @@ class EngineSampler(BoundedSampler):
     """Samples an answer to each prompt with an engine, on the event loop of this package.
 
     The rows of a batch are sampled at the same time. As in a collector, requests that fail for a while are
-    made again, and an answer that a weight update aborts goes on under the new weights.
+    made again, and an answer that a weight update aborts continues under the new weights.
 
     Args:
         engine: The engine; it stays open.
         stop_token_ids: Ids that end an answer.
-        options: Further arguments of `BoundedSampler`.
+        options: Additional arguments of `BoundedSampler`.
     """
 
     def __init__(self, engine: Engine, *, stop_token_ids: Sequence[int], **options: Any) -> None:
@@ -167,7 +167,7 @@ class EngineSampler(BoundedSampler):
                 task.cancel()
 
     def _requests_here(self) -> Requests:
-        """Return the requests to the engine on the running event loop, which is another one after a fork."""
+        """Return the requests of the running event loop, which differs after a fork."""
         loop = asyncio.get_running_loop()
         if self._requests is None or self._loop is not loop:
             self._requests, self._loop = Requests(self.engine, stop_ids=self._stop_token_ids), loop

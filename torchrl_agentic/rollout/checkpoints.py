@@ -56,7 +56,7 @@ class ModelState:
         return shards.get_model_state_dict(self.model, options=options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both."""
+        """Return the state of the model and the optimizer."""
         model, optimizer = shards.get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
@@ -71,7 +71,7 @@ class ModelState:
 
 
 class _Packed:
-    """State of a part as one value, since it may have other keys when it is loaded than when it was saved."""
+    """Saves the state of a part as one value, because its keys may change between saving and loading."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -223,7 +223,7 @@ def _is_alone() -> bool:
 
 
 def _holds_everywhere(value: bool) -> bool:
-    """Return True if the value is true in all processes, all of which call this."""
+    """Return True if the value is true in all processes, which must all call this."""
     if _is_alone():
         return value
     found: list[Any] = [None] * distributed.get_world_size()
@@ -232,7 +232,7 @@ def _holds_everywhere(value: bool) -> bool:
 
 
 def discard_steps(folder: str | Path, first: int) -> None:
-    """Remove what a run has written about the steps that it repeats when it is resumed.
+    """Remove the records and logs of the steps that a resumed run repeats.
 
     Args:
         folder: Folder of the run. Files named after their step, as `Recorder` writes them, are deleted. Lines
@@ -265,7 +265,7 @@ def _is_row_before(line: str, first: int) -> bool:
 
 
 def _keep_members(folder: Path, members: Collection[tuple[str, str]]) -> None:
-    """Remove the trajectories that left in no batch of these from the records of a run: they begin again."""
+    """Remove the records of trajectories that are not among `members`: they begin again."""
     for path in folder.glob("*.jsonl"):
         if path.name.partition(".")[0].isdecimal():
             lines = path.read_text("utf-8").splitlines(keepends=True)
@@ -274,7 +274,7 @@ def _keep_members(folder: Path, members: Collection[tuple[str, str]]) -> None:
 
 
 def _keep_batches(path: Path, members: Collection[tuple[str, str]]) -> None:
-    """Remove the timelines of other batches than those that these trajectories left in."""
+    """Remove the timelines of batches with trajectories that are not among `members`."""
     if not path.exists():
         return
     kept: list[str] = []
@@ -297,7 +297,7 @@ def _origin(line: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _one_process() -> Generator[None]:
-    """Silence the warning about a single process, which torch gives also if it was asked for one."""
+    """Silence torch's warning about a single process, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

@@ -54,7 +54,7 @@ def read_source(source: Any, *, split: str | None = None, subset: str | None = N
     Raises:
         ValueError: If a file has another form, or the split is missing; the message names file and line.
         FileNotFoundError: If a file does not exist.
-        TypeError: If `source` is none of these.
+        TypeError: If `source` has another type.
         MissingExtra: If a package that reads it is not installed.
     """
     if isinstance(source, str | PathLike):
@@ -84,7 +84,7 @@ def read_source(source: Any, *, split: str | None = None, subset: str | None = N
 
 
 def _check_unused(name: str, value: str | None, what: str) -> None:
-    """Raise ValueError if a choice was made that a source does not offer."""
+    """Raise ValueError if `split` or `subset` is given for a source without them."""
     if value is not None:
         raise ValueError(f"{name}={value!r} chooses a part of a data set, and {what} has no such parts")
 
@@ -280,7 +280,8 @@ def _csv(path: Path) -> Iterator[tuple[str, JSON]]:
 def plain_json(value: Any) -> Any:
     """Return a value of a data set as plain Python: arrays become lists, numbers of NumPy plain numbers.
 
-    Dates become texts in ISO 8601, decimal numbers floats. Bytes, images and other objects stay as they are.
+    Dates become strings in ISO 8601, decimal numbers become floats. Bytes, images and other objects stay as
+    they are.
 
     Args:
         value: A value of Parquet, pandas, NumPy or `datasets`.

@@ -76,7 +76,7 @@ def rollout(
         reward: Function of a finished `Trajectory` that returns a number, a bool or a `Score`, as in
             `AgentCollector`; the package `rewards` has some.
         trajectory_timeout: Seconds that a trajectory may take; None: no limit.
-        tokenizer_options: Further arguments of `ChatEncoder`.
+        tokenizer_options: Additional arguments of `ChatEncoder`.
 
     Returns:
         The trajectories, in the order of the tasks.
@@ -115,7 +115,7 @@ def in_order(
         engine: Samples the answers.
         tokenizer: Tokenizer of the engine, or None.
         tasks: Tasks or rows, read as they are needed.
-        options: Further arguments of `AgentCollector`.
+        options: Additional arguments of `AgentCollector`.
     """
     places: dict[int, int] = {}  # of the tasks that run, by id
 
@@ -151,7 +151,7 @@ def in_order(
 
 
 def tasks_of(questions: Iterable[str | Mapping[str, Any]], system_prompt: str | None = None) -> list[Task]:
-    """Return tasks that begin with one question each, named by their numbers.
+    """Return a task for each question, named by its number.
 
     Args:
         questions: Texts of the user, or rows of a data set, see `Task.of`.

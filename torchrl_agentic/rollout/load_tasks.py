@@ -83,7 +83,7 @@ def load_tasks(
             the beginning of a trajectory are not counted, since the tools are not opened.
         tools: The tools, as a list or as the transforms that the collector gets: a `ToolCompose`, or the
             `Compose` of one, whose `TurnTokenizer` then measures the prompts.
-        tokenizer_options: Further arguments of `ChatEncoder`, as the collector gets them.
+        tokenizer_options: Additional arguments of `ChatEncoder`, as the collector gets them.
 
     Returns:
         The tasks.
@@ -137,7 +137,7 @@ def _tasks(
     where: Callable[[Task], object] | None,
     source: str,
 ) -> Iterator[tuple[str, Task]]:
-    """Yield places and tasks of rows, the tasks under unique names; raise ValueError if there are none."""
+    """Yield the place and the task of each row, with unique names; raise ValueError if there are no rows."""
     n_rows, n_kept, names = 0, 0, set[str]()
     for item in items:
         n_rows += 1
@@ -186,7 +186,7 @@ def _task(value: Any, item: DatasetItem, columns: TaskColumns) -> Task:
 
 
 def _name(label: str | int | None, item: DatasetItem) -> str:
-    """Return the name of a row: its label; numbers come behind the name of the file."""
+    """Return the name of a row: its label; a number is preceded by the name of the file."""
     label = item.number if label is None else label
     if isinstance(label, str) and not label.isdecimal():
         return label
@@ -215,7 +215,8 @@ class PromptLength:
     Args:
         tokenizer: Tokenizer of the model; None if a `TurnTokenizer` is among the transforms.
         tools: A list of tools; or a `ToolCompose`, or the `Compose` of one with other transforms.
-        tokenizer_options: Further arguments of `ChatEncoder`; not with a `TurnTokenizer`, which has its own.
+        tokenizer_options: Additional arguments of `ChatEncoder`; not with a `TurnTokenizer`, which has
+            its own.
 
     Raises:
         TypeError: If `tools` is neither, or `tokenizer` is not a tokenizer.

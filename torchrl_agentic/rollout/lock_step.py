@@ -20,7 +20,7 @@ from torchrl.modules.llm.policies import ChatHistory
 from torchrl_agentic.engines.base import Engine, Finish, OnIds, Sampled
 from torchrl_agentic.engines.request_checks import check_request, closed_error
 from torchrl_agentic.engines.sampling import sampling_of
-from torchrl_agentic.engines.state_dicts import load_weights
+from torchrl_agentic.engines.weights import load_weights
 from torchrl_agentic.errors import InfrastructureError, check_count
 from torchrl_agentic.rollout.answer_rows import write_prompts
 from torchrl_agentic.tensors import column_tensor
@@ -39,7 +39,7 @@ class _PolicyRequest:
 
 
 class _NoResponse(ValueError):
-    """The policy wrote no ids; another attempt would not either."""
+    """The policy wrote no ids, and would not in another attempt."""
 
 
 class LockStep(Engine):
@@ -161,7 +161,7 @@ class LockStep(Engine):
             return self.version
 
     async def close(self) -> None:
-        """End all requests with InfrastructureError; a batch that runs ends by itself, on its thread."""
+        """End all requests with InfrastructureError; a running batch ends by itself, on its thread."""
         self._is_closed = True
         self._fail([*self._running, *self._waiting], closed_error(self))
         self._waiting.clear()

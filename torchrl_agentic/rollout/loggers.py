@@ -19,10 +19,10 @@ RUN_ID = "wandb-run-id"
 def open_logger(
     kind: Literal["", "csv", "tensorboard", "wandb"], folder: str | Path, *, start: int = 0, **options: Any
 ) -> Any:
-    """Return the logger of a training run; one that is resumed continues what it has logged.
+    """Return the logger of a training run; a resumed run continues its log.
 
-    TensorBoard shows the steps from `start` on once, as the resumed run logs them. Weights & Biases goes on
-    under the id that is kept in the folder; it keeps what it has of steps that are repeated.
+    TensorBoard shows the steps from `start` on once, as the resumed run logs them. Weights & Biases
+    continues under the id in the folder, and keeps its first values of repeated steps.
 
     Args:
         kind: "csv", whose repeated lines `discard_steps` removes, "tensorboard", or "wandb" for Weights &

@@ -1,4 +1,4 @@
-"""Policies for TorchRL's collectors: prompt ids, sampling, then the message and its log-probabilities."""
+"""Policies for TorchRL's collectors: from prompt ids to a sampled message with log-probabilities."""
 
 # TensorDict border: TensorDict and TorchRL annotate few results.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -194,7 +194,7 @@ def agent_policy(
             distribution; for a loss, let `training_policy` compute the model's own. None: no constraint.
         parallel_tool_calls: Allow several calls in a constrained answer.
         chat_template: Replaces the tokenizer's own template in history mode.
-        generate_kwargs: Further arguments of `model.generate`, or of vLLM's `SamplingParams`.
+        generate_kwargs: Additional arguments of `model.generate`, or of vLLM's `SamplingParams`.
         return_log_probs: Write log-probabilities.
         max_context: Number of tokens that the model takes, prompt and answer together; by default read from
             the model: vLLM's `max_model_len`, or `max_position_embeddings` of the configuration. A row whose
@@ -271,7 +271,7 @@ _OWN_OPTIONS: Mapping[str, Any] = {
 
 
 def _given_engine(model: Any, options: Mapping[str, Any]) -> Engine:
-    """Return the engine that `agent_policy` was given; raise ValueError for options that it has itself."""
+    """Return the engine given to `agent_policy`; raise ValueError for options that the engine has itself."""
     try:
         engine = ensure_engine(model)
     except TypeError as error:
@@ -386,11 +386,11 @@ class _Exact(TransformersWrapper):
 
 
 class GenerateSampler(BoundedSampler):
-    """Samples with `TransformersWrapper`: the rows of a bound as one batch, one bound after the other.
+    """Samples with `TransformersWrapper`, in one batch for all rows with the same bound.
 
     Args:
         wrapper: The wrapper.
-        options: Further arguments of `BoundedSampler`.
+        options: Additional arguments of `BoundedSampler`.
     """
 
     def __init__(self, wrapper: _Exact, **options: Any) -> None:
@@ -430,7 +430,7 @@ class GenerateSampler(BoundedSampler):
 
 
 def _warn_of_another_temperature(batch: TensorDictBase, temperature: float) -> bool:
-    """Log a warning if a batch was sampled at another temperature than that of a policy; return whether."""
+    """Warn if a batch was sampled at another temperature than that of the policy; return whether it was."""
     sampled_at = batch.get(TEMPERATURE, None)
     if sampled_at is None:
         return False

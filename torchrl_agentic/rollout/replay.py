@@ -1,4 +1,4 @@
-"""Replay recorded conversations: the model's turns from the record, the tools for real."""
+"""Replay recorded conversations: take the model's messages from the record, and run the tools again."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Difference:
 
     @property
     def is_status(self) -> bool:
-        """Check whether more than the text differs: the status, or a call that only one of them has."""
+        """True if more than the text differs: the status, or whether there is such a call."""
         if self.recorded is None or self.now is None:
             return True
         return self.recorded.status is not None and self.recorded.status is not self.now.status
@@ -266,7 +266,7 @@ class _ReplayRecords(TrajectoryHook):
 
 
 class _ReplayRecording(Recording):
-    """Ends a recording with what ended the conversation, and not the bound of its task."""
+    """Ends a recording with the reason of the conversation, not with the bound of its task."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

@@ -36,7 +36,8 @@ class TaskLoader(Iterable[TensorDict]):
         batch_size: Number of rows in an element: 1.
 
     Raises:
-        TypeError: If it is none of these.
+        TypeError: If `tasks` has another type.
+        ValueError: If `tasks` is empty.
     """
 
     batch_size = 1

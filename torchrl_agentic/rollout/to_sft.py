@@ -161,7 +161,7 @@ def to_sft(
     was sampled, the end of each answer included. Other conversations, such as those of a model behind an API,
     are encoded as a rollout with `tokenizer` would have written them, had the model sampled these answers:
     each answer as the chat template writes it, its calls, its reasoning and the token that ends it included.
-    Control tokens in the text of an answer are encoded as plain characters. Calls that are a part of a text
+    Control tokens in the text of an answer are encoded as plain characters. Calls inside of a text
     are written by the template too, unless it shows no `tools`; then the prompt explains their format.
 
     Args:
@@ -180,7 +180,7 @@ def to_sft(
         keep_reasoning: Whether answers keep the reasoning that a server returned apart from the content.
         on_unwritable: What to do with a conversation that the chat template cannot write: "raise", or
             "leave_out", which counts it.
-        tokenizer_options: Further arguments of `ChatEncoder`.
+        tokenizer_options: Additional arguments of `ChatEncoder`.
 
     Returns:
         The rows, in the order of the conversations.
@@ -291,7 +291,7 @@ def _best(rows: Sequence[SFTRow], count: int) -> list[SFTRow]:
 
 @dataclass(frozen=True, slots=True)
 class _SFTTurn:
-    """A message of the model with its calls, what came before it since the last one, and what answers it."""
+    """A message of the model with its calls, the messages since the previous one, and the tool results."""
 
     before: tuple[Message, ...]
     message: Message
@@ -308,7 +308,7 @@ class _SFTTurn:
 
     @property
     def has_unread_calls(self) -> bool:
-        """True if results follow calls that nobody has read: those of recorded messages are text."""
+        """True if results follow calls that are still text, as in recorded messages."""
         return not self.message.tool_calls and not self.calls and bool(self.after)
 
     def with_calls_read(self, parser: ToolCallParser | None, *, shows_tools: bool) -> _SFTTurn:
@@ -334,7 +334,7 @@ class _SFTTurn:
         return replace(self, text=found.text, calls=calls)
 
     def has_text_calls(self, *, shows_tools: bool) -> bool:
-        """Check whether the calls of the message stay a part of its text.
+        """Return whether the calls of the message stay a part of its text.
 
         Args:
             shows_tools: Whether the chat template shows tools, so that it has a form for calls.
@@ -391,7 +391,7 @@ class _SFTTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """The part that trajectories, records and conversations have in common."""
+    """The fields that trajectories, records and conversations have in common."""
 
     name: str
     task: str
@@ -429,7 +429,7 @@ class _Finished:
         return SFTRow(self.name, self.task, self.score, self.reason, tuple(messages))
 
     def kept(self, encoder: ChatEncoder) -> TokenLedger:
-        """Return the ledger, if it is of this tokenizer."""
+        """Return the ledger; raise ValueError if it is of another tokenizer."""
         ledger = self.ledger
         assert ledger is not None
         spans = [span for span in ledger.spans() if span.source == SAMPLED]
@@ -451,7 +451,7 @@ class _Finished:
         return replace(self, turns=tuple(turns))
 
     def encoded(self, answers: AnswerWriter, *, shows_tools: bool) -> TokenLedger | None:
-        """Return the tokens as a rollout would have written them; None if a text of an answer would end it.
+        """Return the tokens as a rollout would have written them; None if an answer has a stop token inside.
 
         Raises:
             UnwritableAnswer: If the chat template cannot write the conversation.
@@ -527,7 +527,7 @@ def _call(call_id: str, name: str, arguments: JSON) -> dict[str, Any]:
 
 
 def _raw_call(call: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Return a call of a message with its arguments as an object, if they can be read."""
+    """Return a call of a message, with its arguments as an object if they are valid JSON."""
     function = fields_of(call.get("function")) or call
     arguments: Any = function.get("arguments")
     if arguments is None or arguments == "":  # servers write so if a tool has no arguments

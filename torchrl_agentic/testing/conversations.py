@@ -66,7 +66,7 @@ def converse(
 
 
 class _Prompted(EngineWrapper, Engine):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """An engine whose first message in some trajectories is given."""
+    """Answers the first request of some trajectories with a given text, and samples all others."""
 
     def __init__(self, engine: TransformersEngine, tokenizer: Any, first: Sequence[str | None]) -> None:
         super().__init__(engine)

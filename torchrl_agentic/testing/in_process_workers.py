@@ -47,7 +47,7 @@ class InProcessWorkers(Workers):
         return link
 
     async def lose(self, number: int) -> None:
-        """End a worker at once: its trajectories report nothing any more.
+        """End a worker at once, without a report of its trajectories.
 
         Args:
             number: Number of the worker.
@@ -58,7 +58,7 @@ class InProcessWorkers(Workers):
             await asyncio.wait(tasks)
 
     async def freeze(self, number: int) -> None:
-        """Stop a worker: it takes and sends nothing any more, until the collector ends it.
+        """Freeze a worker: it neither receives nor sends until the collector ends it.
 
         Args:
             number: Number of the worker.

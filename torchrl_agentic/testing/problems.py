@@ -19,7 +19,7 @@ SYSTEM = "You solve problems with a Python tool."
 Split = Literal["train", "test"]
 Kind = Literal["one", "two", "pair"]
 Nested = tuple[tuple[str, ...], ...]
-"""Texts, message by message."""
+"""Strings by message."""
 
 NAMES = (
     "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Hugo", "Ida", "Jonas", "Kira", "Leo",
@@ -122,7 +122,7 @@ def split_of(template: str, numbers: dict[str, int]) -> Split:
 
 
 def value_of(code: str) -> int:
-    """Return the value of one of our own expressions."""
+    """Return the value of an expression of a problem."""
     return eval(code, {"__builtins__": {}})
 
 

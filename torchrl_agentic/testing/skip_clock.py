@@ -64,7 +64,7 @@ class SkipClockLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def busy(self) -> Generator[None]:
-        """Stop the clock from skipping in this context, because something outside the loop works for it.
+        """Stop the clock from skipping in this context, while work outside the loop is awaited.
 
         May be entered and left in any thread.
         """
@@ -112,7 +112,7 @@ def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class _SkipSelector(selectors.BaseSelector):
-    """A selector that skips the time that it would wait, unless jobs outside the loop are awaited."""
+    """A selector that skips waiting times, unless jobs outside the loop are awaited."""
 
     def __init__(self, counts_cpu: bool, thread_limit_s: float) -> None:
         self._inner = selectors.DefaultSelector()

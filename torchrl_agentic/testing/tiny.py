@@ -19,7 +19,7 @@ class Question(TypedDict):
 
 
 def tiny_questions(n: int, seed: int = 0, split: Split = "test") -> list[Question]:
-    """Return word problems; the model was not trained on those of the split "test", under any names.
+    """Return word problems; the model has not seen those of the split "test", not even with other names.
 
     About three quarters need one call, the others two, one after the other or in one message. The answer to
     two calls in one message has the form "84 and 72".

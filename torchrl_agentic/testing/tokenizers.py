@@ -46,7 +46,7 @@ def chat_tokenizer(
     Args:
         chat_template: The chat template.
         eos: Token that ends an answer.
-        control: Further special tokens.
+        control: Additional special tokens.
         added: Tokens of the vocabulary that are not special tokens, such as Qwen's `<tool_call>`.
         sentencepiece: Keep spaces as `▁`, as Mistral and Llama 2 do, instead of splitting words into bytes,
             as Qwen and GPT do.

@@ -1,4 +1,4 @@
-"""`Curve`, a figure of a training run over its steps: of its trajectories, and of the trainer's own log."""
+"""`Curve`: a quantity of a training run over its steps, from its trajectories or from the trainer's log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_POINTS = 1000
 MOST_METRICS = 60
 """Largest number of curves of a trainer's log."""
 MOST_BYTES = 64 << 20
-"""Bytes that are read of a file of metrics, from its beginning."""
+"""Number of bytes that are read from the beginning of a file of metrics."""
 STEP_COLUMNS = ("step", "global_step", "_step", "iteration", "iter", "update", "epoch")
 METRICS = "metrics.csv"
 
@@ -30,8 +30,8 @@ class Point(NamedTuple):
     Attributes:
         step: The step.
         value: The value, such as a mean.
-        spread: Standard deviation of what it is the mean of; None if unknown.
-        n_values: How many numbers it is the mean of; 0 if unknown.
+        spread: Standard deviation of the averaged numbers; None if unknown.
+        n_values: How many numbers were averaged; 0 if unknown.
     """
 
     step: int
@@ -42,10 +42,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A figure over the steps.
+    """A quantity over the steps.
 
     Attributes:
-        name: What is shown.
+        name: Name of the quantity.
         points: The known values, by ascending step.
         unit: How values are written.
     """
@@ -135,7 +135,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
 
     Args:
         points: The points.
-        most: Largest number of points, besides the last.
+        most: Largest number of points, without the last.
     """
     every = max(1, math.ceil(len(points) / most))
     found = list(points[::every])

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchrl_agentic.viewer.blocks import Block
+from torchrl_agentic.viewer.render_record import Block
 from torchrl_agentic.viewer.text_wrap import Line, Paint, fit, padded, painted, wrapped
 
 # JSON never escapes these. Without i, k and s, which equal non-ASCII characters if case is ignored.
@@ -28,7 +28,7 @@ class Needle:
         self._bytes = certain.lower().encode()
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the start and end of each match in a text."""
+        """Return the start and end of each match."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def may_be_in(self, line: bytes) -> bool:
@@ -49,7 +49,7 @@ class Look:
         needle: Searched words, or None.
         focus: Index of the match that the user looks at, or -1.
         is_unfolded: Whether reasoning is shown.
-        most: Number of characters shown of a text; the whole page shows about twelve times as many.
+        most: Number of characters shown per text; the whole page shows about twelve times as many.
     """
 
     width: int = 80
@@ -121,7 +121,7 @@ def _add_text(made: Page, block: Block, spans: Sequence[tuple[int, int]], look: 
 
 
 def _shown(length: int, most: int, focus: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """Return the parts of a text that are shown: its beginning, and the text around the focus."""
+    """Return the visible parts of a text, as (start, end): its beginning, and what surrounds the focus."""
     parts = [(0, min(length, most))]
     if focus is not None and focus[1] > parts[0][1]:
         parts.append((max(parts[0][1], focus[0] - _AROUND), min(length, focus[1] + _AROUND)))

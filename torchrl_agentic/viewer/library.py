@@ -1,4 +1,4 @@
-"""`Library`, a dump that is read in the background while it is viewed and while it grows."""
+"""`Library`: a dump that is read in the background while it is viewed, and while it grows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Library:
         is_idle: Whether there is nothing to read at the moment.
         extras: Names of all extra fields.
         runs: Ids of all runs.
-        groups: The groups of the dump, as they left in batches.
+        groups: The groups of the dump, with the batch in which each was yielded.
         counts: Number of matches of the search in each trajectory.
 
     Raises:
@@ -79,7 +79,7 @@ class Library:
         self._counted_of: object = None
 
     def work(self) -> bool:
-        """Read a little more, first of what the user looks at. Return whether there was anything to read."""
+        """Read a little more, beginning with the listed step. Return whether there was anything to read."""
         with self.lock:
             looked, read, listed = self._look(), self._read(), self._list()
             self.is_idle = not (looked or read or listed or self._count())
@@ -197,7 +197,7 @@ class Library:
         return True
 
     def ask(self, query: Query, sort: str, step: Step | None) -> None:
-        """List other rows from now on, and find the first ones at once.
+        """Replace the listing, and find its first rows at once.
 
         Args:
             query: Condition of the rows.
@@ -222,7 +222,7 @@ class Library:
             self.version += 1
 
     def find(self, request_id: str) -> Row | None:
-        """Return the first trajectory of all steps whose request id begins with the text."""
+        """Return the first trajectory of all steps whose request id has this prefix."""
         with self.lock:
             for step in self.steps:
                 for row in step.rows:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchrl_agentic.records import BadLine
-from torchrl_agentic.viewer.blocks import Block, bad_line, beginning, conversation
 from torchrl_agentic.viewer.layout import Needle, count
 from torchrl_agentic.viewer.query import LARGE, Query, Row, Step
+from torchrl_agentic.viewer.render_record import Block, bad_line, beginning, conversation
 
 SORTS = ("none", "score ascending", "score descending")
 NO_MASK = re.compile("(?!)")
@@ -51,7 +51,7 @@ def blocks_of(row: Row, mask: re.Pattern[str], *, whole: bool = False) -> list[B
 
 
 def matches(row: Row, needle: Needle, mask: re.Pattern[str]) -> int:
-    """Return how often words occur in the shown text of a trajectory.
+    """Return how often the searched words occur in the visible text of a trajectory.
 
     Args:
         row: The trajectory.

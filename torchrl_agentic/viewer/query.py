@@ -30,7 +30,7 @@ class Step:
 
     Attributes:
         file: The file.
-        groups: The groups of the dump, as they left in batches.
+        groups: The groups of the dump, with the batch in which each was yielded.
         place: Position among all steps.
         rows: The rows read so far; a new list when the file begins again.
         trouble: Why the file cannot be read; empty if it can.
@@ -71,7 +71,7 @@ class Row:
         step: Its step.
         index: Its number in the file.
         size: Its size in bytes.
-        written: The fields that lists show, as they are in the file.
+        written: The fields shown in lists, as they are in the file.
         beginnings: Value of `DumpFile.beginnings` when it was read.
         score: Its score; None if it is unknown or NaN.
     """
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def summary(self) -> Summary | BadLine:
-        """The fields that lists show, with the step and the advantage of the batch in which it left."""
+        """The fields shown in lists, with the step and the advantage from its batch, if it was in one."""
         written = self.written
         return written if isinstance(written, BadLine) else self.step.groups.located(written)
 
@@ -258,7 +258,7 @@ class Query:
 
     @property
     def names_step(self) -> bool:
-        """True if a condition is about the step, so that it is asked of all steps."""
+        """True if a condition is about the step, so that the query applies to all steps."""
         return any(term.field == "step" for term in self.terms)
 
     def holds(self, summary: Summary) -> bool:
@@ -322,7 +322,7 @@ def _number(text: str) -> float | None:
 
 
 def is_id(request_id: str, wanted: str) -> bool:
-    """Return whether a request id begins with a text, regardless of hyphens and case.
+    """Return whether a request id has a prefix, regardless of hyphens and case.
 
     Args:
         request_id: The id.

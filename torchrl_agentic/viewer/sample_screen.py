@@ -12,12 +12,12 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 
 from torchrl_agentic.records import BadLine, Summary
-from torchrl_agentic.viewer.blocks import Block, number
-from torchrl_agentic.viewer.html.story import final_answer
+from torchrl_agentic.viewer.html.summary import final_answer
 from torchrl_agentic.viewer.layout import Look, page
 from torchrl_agentic.viewer.library import Library
 from torchrl_agentic.viewer.line_view import LineView
 from torchrl_agentic.viewer.query import LARGE, Gone, Row, label
+from torchrl_agentic.viewer.render_record import Block, number, plural
 from torchrl_agentic.viewer.samples import (
     Divergence,
     SaidMessage,
@@ -28,7 +28,7 @@ from torchrl_agentic.viewer.samples import (
 from torchrl_agentic.viewer.text_wrap import Line, fit
 
 MOST_SAMPLES = 256
-"""Number of samples whose messages are read and compared; scores are shown of all."""
+"""Number of samples whose messages are read and compared; the scores of all are shown."""
 _AROUND = 300
 
 
@@ -70,7 +70,7 @@ class Samples:
     """The samples of one prompt, the best first.
 
     Attributes:
-        question: What was asked.
+        question: The question.
         rows: The samples.
         facts: Number, mean and spread of the scores, and where the advantages come from.
     """
@@ -113,8 +113,7 @@ def samples_of(library: Library, row: Row) -> Samples | None:
         mean = f"score {number(group.mean)} ± {number(group.spread)}"
     source = "advantages of the batch" if group.is_recorded else "advantages computed from the scores"
     flat = " · all scores are equal, so the group teaches nothing" if group.is_flat else ""
-    count = "1 sample" if len(found) == 1 else f"{len(found)} samples"
-    facts = f"{count} · step {group.step} · {mean} · {source}{flat}"
+    facts = f"{plural(len(found), 'sample')} · step {group.step} · {mean} · {source}{flat}"
     return Samples(row.summary.question, found, facts)
 
 
@@ -237,7 +236,7 @@ class SampleScreen(ModalScreen[Choice | None]):
 
 
 def sample_blocks(sample: SampleRow, *, is_best: bool) -> list[Block]:
-    """Return what the dialog shows of a sample: where it differs from the best one, and its last message.
+    """Return the blocks of a sample: where it differs from the best one, and its last message.
 
     Args:
         sample: The sample.

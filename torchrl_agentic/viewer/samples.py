@@ -1,4 +1,4 @@
-"""`SampleGroups`, the trajectories of each prompt, with their advantages and the point where two differ."""
+"""`SampleGroups`: the trajectories of each prompt with their advantages, and where two of them differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GroupKey: TypeAlias = "tuple[str, int | None, int | None, str]"
 
 
 def group_key(summary: Summary) -> GroupKey:
-    """Return what the samples of a prompt have in common.
+    """Return the key that the samples of a prompt share.
 
     In a collector that is the number of the group; elsewhere, all trajectories of a step with the same prompt
     are a group.
@@ -52,7 +52,7 @@ def is_known(score: float | None) -> TypeGuard[float]:
 
 
 def mean_and_spread(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, exactly that of equal numbers, and the standard deviation; zeros without numbers."""
+    """Return mean and standard deviation, exact for equal numbers; zeros without numbers."""
     if not scores:
         return 0.0, 0.0
     least = min(scores)
@@ -65,7 +65,7 @@ class SampleGroup:
     """The trajectories of one prompt.
 
     Attributes:
-        key: What they have in common.
+        key: Their common key.
         step: Their step.
         numbers: Number of each trajectory, as it was added, in the order of their indexes.
         advantages: Advantage of each; None if it left in no batch, or has no score.
@@ -96,7 +96,7 @@ class _Sample(NamedTuple):
 
 
 class SampleGroups:
-    """Collects trajectories by their prompt, with some ten bytes for each."""
+    """Collects trajectories by their prompt, in some ten bytes each."""
 
     def __init__(self) -> None:
         self._groups: dict[GroupKey, list[_Sample]] = {}
@@ -105,7 +105,7 @@ class SampleGroups:
         """Add a trajectory.
 
         Args:
-            number: A number by which the caller knows it.
+            number: Number that the caller assigns to it.
             summary: Its summary, with the advantage of its batch if that is known.
         """
         index = summary.origin.index
@@ -164,8 +164,8 @@ class SaidMessage(NamedTuple):
 
     Attributes:
         turn: Number of its turn, counted from 0.
-        role: Who said it.
-        text: What was said.
+        role: Role of its author.
+        text: Its reasoning and text.
     """
 
     turn: int
@@ -193,8 +193,8 @@ class Divergence(NamedTuple):
         role: Role of the message in the second trajectory; "" if it has ended before.
         at: Number of characters before it that both messages begin with.
         before: The last of these characters, at most `BEFORE_CHARS`.
-        text: What the second trajectory has there; "" if it has ended.
-        other: What the first trajectory has there; "" if it has ended.
+        text: Text of the second trajectory from there on; "" if it has ended.
+        other: Text of the first trajectory from there on; "" if it has ended.
     """
 
     turn: int

@@ -1,4 +1,4 @@
-"""The lines of the bars and of the list, and the two dialogs: the keys, and a choice."""
+"""The lines of the bars and of the list, and two dialogs: `Help` and `Choose`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from torchrl_agentic.records import BadLine
-from torchrl_agentic.viewer.blocks import number
 from torchrl_agentic.viewer.line_view import LineView
 from torchrl_agentic.viewer.query import Row, label
-from torchrl_agentic.viewer.reading import Reading
+from torchrl_agentic.viewer.render_record import number
+from torchrl_agentic.viewer.state import ViewerState
 from torchrl_agentic.viewer.text_wrap import Line, fit, plain, wrapped
 
 KEYS = {
@@ -114,31 +114,29 @@ def head_line(width: int, *, with_step: bool, with_run: bool = False) -> Line:
     return fit(((f"{begin}  score err {more}trajectory, question", "faint"),), width)
 
 
-def top_line(reading: Reading, width: int) -> Line:
+def top_line(state: ViewerState, width: int) -> Line:
     """Return the top bar: file, step, position, sort order, query, view, and progress of reading.
 
     Args:
-        reading: The state of the reader.
+        state: The state of the viewer.
         width: Number of cells in the line.
     """
-    library = reading.library
-    steps, step = library.steps, reading.step
+    library, rows, page = state.library, state.list, state.page
+    steps, step = library.steps, rows.step
     at = f"{step.label} ({steps.index(step) + 1}/{len(steps)})" if step in steps else "no step"
-    if reading.shows_all_steps:
+    if rows.shows_all_steps:
         at = "all steps"
-    place = reading.place
-    known = (
-        sum(len(step.rows) for step in steps) if reading.shows_all_steps else len(step.rows) if step else 0
-    )
-    listed = len(reading.shown)
+    place = rows.place
+    known = sum(len(step.rows) for step in steps) if rows.shows_all_steps else len(step.rows) if step else 0
+    listed = len(rows.shown)
     of = f" of {known:,}" if listed != known else ""
     facts = [
         plain(fit(((str(library.path.name or library.path), ""),), max(12, width // 5))),
         at,
         f"{place + 1 if place >= 0 else '–'}/{listed:,}{of}",
-        {"none": "", "score ascending": "score ↑", "score descending": "score ↓"}[reading.sort],
-        reading.asked,
-        {"text": "", "table": reading.field or "table"}.get(reading.view, reading.view),
+        {"none": "", "score ascending": "score ↑", "score descending": "score ↓"}[rows.sort],
+        rows.asked,
+        {"text": "", "table": page.field or "table"}.get(page.view, page.view),
     ]
     progress = library.progress
     done = round(10 * progress)

@@ -88,7 +88,7 @@ def _part(pieces: Sequence[Piece], start: int, stop: int) -> Line:
 
 
 def breaks(text: str, width: int) -> list[int]:
-    """Return the positions at which a text is split so that each part fits, at spaces if possible.
+    """Return the positions at which to split a text so that each part fits, at spaces if possible.
 
     Args:
         text: The text.

@@ -259,7 +259,7 @@ class TestTrajectory:
 
     def test_it_says_what_happened_and_shows_both_answers(self, opened, plain):
         with opened(f"{plain.as_uri()}#id-3") as page:
-            page.locator(".story").get_by_text("it took too long").wait_for()
+            page.locator(".summary").get_by_text("it took too long").wait_for()
             assert (
                 page.locator(".answers").text_content()
                 == "The right answer42The model's last messagemessage 3"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.messages import Status, Timing, ToolResult
 from torchrl_agentic.records import Dump
-from torchrl_agentic.viewer.html import body, page, write_page
+from torchrl_agentic.viewer.html import page, payload, write_page
 
 ASSETS = resources.files("torchrl_agentic.viewer.html") / "assets"
 HOSTILE = [
@@ -214,22 +214,22 @@ class TestWhatCannotBeRead:
 
 class TestLongTexts:
     def test_text_over_the_limit_is_cut_and_counted(self, tmp_path):
-        long, short = "x" * 3 * body.MAX_CHARS, "y" * 1000
+        long, short = "x" * 3 * payload.MAX_CHARS, "y" * 1000
         one = record(turn(short), turn(index=1, result=ToolResult.from_text(long)))
         (found,) = page_of(dump_of(tmp_path, [one])).bodies
         kept = found["calls"][0]["result"]
         assert found["turns"][0]["said"] == [["text", short, None]]
-        assert found["left_out"] > 2 * body.MAX_CHARS
+        assert found["left_out"] > 2 * payload.MAX_CHARS
         assert kept.endswith("more characters are not in this page]")
-        assert len(json.dumps(found)) < 1.01 * body.MAX_CHARS
+        assert len(json.dumps(found)) < 1.01 * payload.MAX_CHARS
 
     def test_text_within_the_limit_is_complete(self, tmp_path):
-        (found,) = page_of(dump_of(tmp_path, [record(turn("x" * (body.MAX_CHARS // 3)))])).bodies
+        (found,) = page_of(dump_of(tmp_path, [record(turn("x" * (payload.MAX_CHARS // 3)))])).bodies
         assert found["left_out"] == 0
 
     @given(st.lists(st.integers(0, 10_000), max_size=30), st.integers(0, 50_000))
     def test_the_cap_is_the_largest_that_keeps_the_sum_below_the_limit(self, lengths, most):
-        cap = body.fair_cap(lengths, most)
+        cap = payload.fair_cap(lengths, most)
         if sum(lengths) > most:
             assert sum(min(cap, length) for length in lengths) <= most
             assert sum(min(cap + 1, length) for length in lengths) > most

@@ -34,7 +34,7 @@ def check_members(engine: BaseEngine) -> None:
 
 
 def check_usage(engine: BaseEngine, before: Usage | None, key: str) -> None:
-    """Check what an engine counts after its first request.
+    """Check the usage of an engine after its first request.
 
     Args:
         engine: The engine.
@@ -62,10 +62,10 @@ class EngineContract:
         min_tokens: Every answer has at least this many tokens, 2 or more.
         too_long: A prompt that the engine cannot take, or None if it takes all.
         has_log_probs: The engine returns log-probabilities.
-        is_deterministic: The same prompt gets the same answer, whatever the key, and an answer that is
-            resumed behind its first tokens ends like one that was sampled at once.
+        is_deterministic: The same prompt gets the same answer with any key, and an answer that is resumed
+            after its first tokens ends like one that was sampled at once.
         weights: Argument of `Engine.update` that leaves the weights as they are.
-        other_weights: Further such arguments, one of each kind that the engine takes, such as a module and a
+        other_weights: Other such arguments, one of each kind that the engine takes, such as a module and a
             function of the model.
         patience_s: Time limit for an event that must happen, in seconds.
     """
@@ -95,7 +95,7 @@ class EngineContract:
             await engine.close()
 
     async def made(self) -> Engine:
-        """Return a fresh engine, which is adapted if it only looks like one."""
+        """Return a fresh engine, adapted if it is not an instance of `Engine`."""
         engine = ensure_engine(await self.make())
         assert isinstance(engine, Engine)
         return engine
@@ -126,7 +126,7 @@ class EngineContract:
         return found
 
     def check_form(self, found: Sampled) -> None:
-        """Check what holds for every result."""
+        """Check the properties of any result."""
         assert all(isinstance(token, int) for token in found.ids)
         assert found.finish in ("stop", "length", "aborted")
         assert (found.log_probs is not None) == self.has_log_probs

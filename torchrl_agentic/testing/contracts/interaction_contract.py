@@ -22,7 +22,7 @@ class InteractionContract:
 
     Attributes:
         kwargs: Arguments of the interaction in the data set's row.
-        said: First message of the model; the user must answer it with a text or end the conversation.
+        said: First message of the model; the user must answer it or end the conversation.
     """
 
     kwargs: ClassVar[Mapping[str, Any]] = {}

@@ -92,7 +92,7 @@ class ParserContract:
 
         Args:
             text: The message.
-            result: What the parser made of it.
+            result: The result of the parser.
         """
         ids = [call.call_id for call in result.calls]
         assert len(set(ids)) == len(ids), "two calls have one id"
@@ -131,12 +131,12 @@ class ParserContract:
         for start in range(0, len(text), size):
             events += stream.feed(text[start : start + size])
         assert stream.close() == whole
-        self._check_events([*events, *stream.last_events], whole)
+        _check_events([*events, *stream.last_events], whole)
 
     @_rules
     @given(data=st.data(), before=st.text("ab \n", max_size=5), turn=st.integers(0, 9))
     def test_rendered_calls_parse_back(self, data: st.DataObject, before: str, turn: int) -> None:
-        """One or several; a single one also behind some text, if calls are part of the text."""
+        """One or several; a single one also after some text, if calls are part of the text."""
         wanted = data.draw(st.lists(self.calls, min_size=1, max_size=3))
         schemas = {(name, repr(self.schema(args))) for name, args in wanted}
         assume(len(schemas) == len({name for name, _ in schemas}))
@@ -158,7 +158,11 @@ class ParserContract:
     def test_a_message_cut_off_runs_nothing_else(self, data: st.DataObject) -> None:
         """A prefix of a call is parsed as that call, an error or nothing: never as other arguments."""
         name, args = data.draw(self.calls)
-        text = self._rendered(name, args)
+        try:
+            text = self.parser.render_call(ParsedCall(name, args, "call_1"))
+        except ValueError:  # the format cannot express it
+            assume(False)
+            raise
         cut = text[: data.draw(st.integers(0, len(text)))]
         for call in self.parser.parse(cut, tools={name: self.schema(args)}).calls:
             assert call.error is not None or (call.tool, call.args) == (name, args)
@@ -255,33 +259,9 @@ class ParserContract:
 
         tokenizer = cast("Any", byte_tokenizer())
         result = self.parser.parse_tokens(tokenizer.encode(text), tokenizer, tools=tools, turn=3)
-        assert list(map(self._said, result.calls)) == list(map(self._said, whole.calls))
+        assert list(map(_fields, result.calls)) == list(map(_fields, whole.calls))
         for call in result.calls:
             assert not self.in_text or call.token_span is not None
-
-    def _check_events(self, events: Sequence[Event], whole: ParseResult) -> None:
-        """Check that events hold what a result holds."""
-        told = [event.call for event in events if isinstance(event, CallReady | CallFailed)]
-        if "unopened_reasoning" in whole.notes:  # known by the end of the reasoning, when drafts were told
-            begins = [call.span and call.span[0] for call in told]
-            assert all(call.span and call.span[0] in begins for call in whole.calls)
-            return
-        assert "".join(event.text for event in events if isinstance(event, TextDelta)) == whole.text
-        assert [self._said(call) for call in told] == [self._said(call) for call in whole.calls]
-        for event in events:
-            assert not isinstance(event, CallReady | CallFailed) or (event.call.error is None) is isinstance(
-                event, CallReady
-            )
-
-    def _said(self, call: ParsedCall) -> tuple[Any, ...]:
-        return call.tool, call.args, call.call_id, call.error, call.tag
-
-    def _rendered(self, name: str, args: dict[str, Any]) -> str:
-        try:
-            return self.parser.render_call(ParsedCall(name, args, "call_1"))
-        except ValueError:  # the format cannot express it
-            assume(False)
-            raise
 
     def _message(self, data: st.DataObject) -> str:
         pieces = [*_COMMON, *self.markers]
@@ -289,3 +269,22 @@ class ParserContract:
             name, args = self.example()
             pieces.append(self.parser.render_call(ParsedCall(name, args, "call_1")))
         return "".join(data.draw(st.lists(st.text(max_size=9) | st.sampled_from(pieces), max_size=14)))
+
+
+def _check_events(events: Sequence[Event], whole: ParseResult) -> None:
+    """Check that events hold what a result holds."""
+    reported = [event.call for event in events if isinstance(event, CallReady | CallFailed)]
+    if "unopened_reasoning" in whole.notes:  # known by the end of the reasoning, after drafts were reported
+        begins = [call.span and call.span[0] for call in reported]
+        assert all(call.span and call.span[0] in begins for call in whole.calls)
+        return
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == whole.text
+    assert [_fields(call) for call in reported] == [_fields(call) for call in whole.calls]
+    for event in events:
+        assert not isinstance(event, CallReady | CallFailed) or (event.call.error is None) is isinstance(
+            event, CallReady
+        )
+
+
+def _fields(call: ParsedCall) -> tuple[Any, ...]:
+    return call.tool, call.args, call.call_id, call.error, call.tag

@@ -50,7 +50,7 @@ class StageContract:
         return ()
 
     def in_front(self) -> Sequence[Any]:
-        """Return transforms that stand between `ToolCompose` and the one to test."""
+        """Return the transforms between `ToolCompose` and the one to test."""
         return ()
 
     def test_in_front_of_tool_compose_it_is_refused_with_the_order_that_works(self) -> None:
@@ -185,7 +185,7 @@ def _before_each_run(stage: Stage, act: Any) -> None:
 
 
 class _Reasons(TrajectoryHook):
-    """Keeps why each trajectory ended, by its row, in order."""
+    """Records the reasons of ended trajectories by row, in order."""
 
     def __init__(self) -> None:
         self.by_row: dict[int, list[str]] = {}
@@ -206,7 +206,7 @@ class _Reason(Recording):
 
 
 def _columns(transforms: Compose) -> list[Column]:
-    """Return the columns of the transforms behind `ToolCompose`."""
+    """Return the columns of the transforms after `ToolCompose`."""
     items: list[Any] = [item for item in transforms.transforms if not isinstance(item, ToolCompose)]
     return [column for item in items for column in item.stage.columns]
 

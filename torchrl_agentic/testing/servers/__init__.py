@@ -1,1 +1,1 @@
-"""Stand-ins for services, on loopback, that speak their wire format and can be made to fail."""
+"""Fakes of services on loopback, with the wire format of the originals and failures on demand."""

@@ -43,7 +43,7 @@ def config(*arguments: str, env: Mapping[str, str] | None = None, **options: Any
     Args:
         arguments: Command-line arguments of the server.
         env: Environment variables that are added to PYTHONPATH and the usual ones.
-        options: Further fields of `MCPServerConfig`.
+        options: Additional fields of `MCPServerConfig`.
     """
     from torchrl_agentic.tools.mcp import MCPServerConfig  # the server itself needs nothing of the package
 
@@ -65,7 +65,7 @@ def demo_server() -> MCPServer:
 
     @server.tool(annotations=READS)
     async def echo(text: str) -> str:
-        """Return a text unchanged."""
+        """Return the text unchanged."""
         return text
 
     @server.tool(annotations=READS)

@@ -1,4 +1,4 @@
-"""`serving`, which runs an ASGI application on loopback, for tests of what talks to a server."""
+"""`serving`: run an ASGI application on loopback, for tests of clients."""
 
 from torchrl_agentic.serve.serving import END_S, serving
 

@@ -29,9 +29,8 @@ from torchrl_agentic.records.dump import TIMELINE
 from torchrl_agentic.records.json_dump import plain
 from torchrl_agentic.tools.private_files import PRIVATE, open_file
 from torchrl_agentic.viewer.curves import Curve, curves, group_curves
-from torchrl_agentic.viewer.html.batch_body import batch_body, batch_row
-from torchrl_agentic.viewer.html.body import body, seconds
-from torchrl_agentic.viewer.html.story import NOT_RUN, STATUS_WORDS
+from torchrl_agentic.viewer.html.payload import batch_payload, batch_row, seconds, trajectory_payload
+from torchrl_agentic.viewer.html.summary import NOT_RUN, STATUS_WORDS
 from torchrl_agentic.viewer.report.tally import Tally, rows_of
 from torchrl_agentic.viewer.samples import SampleGroup, SampleGroups
 
@@ -63,7 +62,7 @@ def chunks(dump: Dump, index: Index) -> Iterator[bytes]:
         index.files.append(file.name)
         for record in _records(file, name, index):
             try:
-                line = _encoded(body(record))
+                line = _encoded(trajectory_payload(record))
                 index.add(record, name)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
                 index.problem(name, None, f"{record.request_id!r:.60}: {type(error).__name__}: {error}")
@@ -77,7 +76,7 @@ def chunks(dump: Dump, index: Index) -> Iterator[bytes]:
 
 
 def timelines(dump: Dump, index: Index) -> Iterator[bytes]:
-    """Yield the timelines of the last batches beside a dump, each compressed in base64.
+    """Yield the timelines of the last batches of a dump, each compressed in base64.
 
     Args:
         dump: The dump.
@@ -94,7 +93,7 @@ def timelines(dump: Dump, index: Index) -> Iterator[bytes]:
                 index.problem(file, batch.number, batch.reason)
                 continue
             n_batches += 1
-            last.append((batch_row(batch), _packed([_encoded(batch_body(batch, index.numbers))])))
+            last.append((batch_row(batch), _packed([_encoded(batch_payload(batch, index.numbers))])))
     except OSError as error:
         index.problem(file, None, f"the timelines cannot be read: {error}")
     index.n_batches_omitted = n_batches - len(last)
@@ -147,12 +146,12 @@ class Index:
         reasons: Number of each reason of an end.
         times: Queue and run times by tool, in seconds.
         numbers: Number of each trajectory, by its name in its environment; None if several have that name.
-        batches: What the list of batches shows of each.
+        batches: A row of the list of batches for each.
         n_batches_omitted: Number of earlier batches, which the page does not have.
-        groups: The groups of the dump, as they left in batches.
+        groups: The groups of the dump, with the batch in which each was yielded.
         samples: The trajectories by prompt.
         runs: Number of each run, by its id.
-        tallies: Statistics of the first runs; if it is known what left in batches, of these trajectories.
+        tallies: Statistics of the first runs; where batches are known, of the trajectories in batches.
         unused: Number of the other trajectories by run.
         metrics: Curves that the trainer wrote.
     """
@@ -250,7 +249,7 @@ class Index:
         yield b"]}"
 
     def _runs(self) -> list[JSON]:
-        """Return what the pages of the runs show; the metrics of the trainer belong to the last run."""
+        """Return the data of the pages of runs; the metrics of the trainer belong to the last run."""
         of_run: dict[str, list[SampleGroup]] = {}
         for group in self.samples:
             of_run.setdefault(group.key[0], []).append(group)
@@ -267,7 +266,7 @@ class Index:
 def run_page(
     run: str, tally: Tally, groups: Iterable[SampleGroup], metrics: Iterable[Curve] = ()
 ) -> dict[str, JSON]:
-    """Return what the page of a run shows: curves, endings by step, and tools.
+    """Return the data of the page of a run: curves, endings by step, and tools.
 
     Args:
         run: Id of the run.
@@ -306,7 +305,7 @@ def _curve(curve: Curve) -> list[JSON]:
 
 
 def _group(group: SampleGroup, runs: dict[str, int]) -> list[JSON]:
-    """Return what the page shows of a group, besides the rows of its trajectories."""
+    """Return the data of a group, without the rows of its trajectories."""
     return [
         group.step,
         runs[group.key[0]],

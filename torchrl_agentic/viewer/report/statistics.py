@@ -143,7 +143,7 @@ class ScoredTrajectory:
         score: Its score.
         step: Its step.
         request_id: Its id.
-        question: What was asked; see `question_of`.
+        question: The question; see `question_of`.
         run: Id of its run.
     """
 

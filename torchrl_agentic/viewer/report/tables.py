@@ -122,7 +122,7 @@ def comparison_tables(first: Report, second: Report, comparison: Comparison) -> 
 
 
 def _headline(report: Report) -> list[Text]:
-    """Return lines that say what was read, and what could not be read."""
+    """Return lines about the trajectories of a report, and about lines that cannot be read."""
     total = report.total
     read = f"{printable(report.name)}: {total.trajectories:,} trajectories"
     if report.steps:

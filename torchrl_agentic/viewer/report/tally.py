@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from torchrl_agentic.messages import Status
@@ -27,35 +27,33 @@ MOST_REASONS = 12
 MOST_RANKED = 5
 """Number of the worst and of the best trajectories."""
 OTHERS = "(others)"
-"""Name under which further names are counted together: a model can invent any number of them."""
+"""Name under which all rarer names are counted: a model can invent any number of them."""
 _MOST_COMPLAINTS = 5
 _LONGEST_REASON = 40
 
 
+_MOMENTS = tuple(one.name for one in fields(StepReport) if one.type == "Average")
+
+
 @dataclass(slots=True)
 class StepTally:
-    """Running totals of the trajectories of one step. `StepReport` describes the fields."""
+    """Running totals of the trajectories of one step; see `StepReport` for the names.
 
-    trajectories: int = 0
-    score: Moments = field(default_factory=Moments)
-    unfinished: int = 0
-    unscored: int = 0
-    not_finite: int = 0
-    positive: Moments = field(default_factory=Moments)
-    right: Moments = field(default_factory=Moments)
-    turns: Moments = field(default_factory=Moments)
-    calls: Moments = field(default_factory=Moments)
+    Attributes:
+        counts: Numbers of trajectories: "trajectories", "unfinished", "unscored" and "not_finite".
+        moments: The averaged numbers, by name.
+        statuses: Number of calls by status.
+        reasons: Number of trajectories by the reason of their end.
+        run: Run times of all calls.
+        queue: Queue times of all calls.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    moments: dict[str, Moments] = field(default_factory=lambda: {name: Moments() for name in _MOMENTS})
     statuses: Counter[str] = field(default_factory=Counter[str])
-    errors: Moments = field(default_factory=Moments)
-    infra: Moments = field(default_factory=Moments)
+    reasons: Counter[str] = field(default_factory=Counter[str])
     run: Distribution = field(default_factory=Distribution)
     queue: Distribution = field(default_factory=Distribution)
-    sampled: Moments = field(default_factory=Moments)
-    injected: Moments = field(default_factory=Moments)
-    reasons: Counter[str] = field(default_factory=Counter[str])
-    seconds: Moments = field(default_factory=Moments)
-    policy_version: Moments = field(default_factory=Moments)
-    age: Moments = field(default_factory=Moments)
 
     def add(self, record: TrajectoryRecord, version: int | None = None) -> None:
         """Add a trajectory.
@@ -64,63 +62,60 @@ class StepTally:
             record: The trajectory.
             version: Policy version when its batch left; None if unknown.
         """
-        self.trajectories += 1
-        origin = record.origin
+        self.counts["trajectories"] += 1
+        origin, moments = record.origin, self.moments
         if origin.seconds is not None and is_measurable(origin.seconds):
-            self.seconds.add(origin.seconds)
+            moments["seconds"].add(origin.seconds)
         if origin.policy_versions:
-            self.policy_version.add(origin.policy_versions[-1])
+            moments["policy_version"].add(origin.policy_versions[-1])
             if version is not None:
-                self.age.add(version - origin.policy_versions[0])
+                moments["age"].add(version - origin.policy_versions[0])
         self.reasons[record.termination_reason[:_LONGEST_REASON] or "unknown"] += 1
         self._add_score(record)
         if any(turn.message.role == "output" for turn in record.turns):
             return  # a dump of texts without turns
-        self.turns.add(len(record.turns))
-        self.calls.add(sum(len(turn.outcome.calls) for turn in record.turns))
+        moments["turns"].add(len(record.turns))
+        moments["calls"].add(sum(len(turn.outcome.calls) for turn in record.turns))
         self._add_calls(record)
         if record.tokens is not None:
             sampled = record.tokens.ledger.sources.count(SAMPLED)
-            self.sampled.add(sampled)
-            self.injected.add(len(record.tokens.ledger) - sampled)
+            moments["sampled"].add(sampled)
+            moments["injected"].add(len(record.tokens.ledger) - sampled)
 
     def _add_score(self, record: TrajectoryRecord) -> None:
         if not record.is_finished:
-            self.unfinished += 1
+            self.counts["unfinished"] += 1
             return
         if record.score is None:
-            self.unscored += 1
+            self.counts["unscored"] += 1
         elif not is_measurable(record.score):
-            self.not_finite += 1
+            self.counts["not_finite"] += 1
         else:
-            self.score.add(record.score)
-            self.positive.add(record.score > 0)
+            self.moments["score"].add(record.score)
+            self.moments["positive"].add(record.score > 0)
         right = record.extras.get("acc")
         if isinstance(right, int | float) and 0 <= right <= 1:
-            self.right.add(right)
+            self.moments["right"].add(right)
 
     def _add_calls(self, record: TrajectoryRecord) -> None:
         for turn in record.turns:
             for result in turn.outcome.results:
                 status = result.status or Status.OK
                 self.statuses[str(status)] += 1
-                self.infra.add(status is Status.INFRA)
+                self.moments["infra"].add(status is Status.INFRA)
                 if status is not Status.INFRA:
-                    self.errors.add(status is not Status.OK)
+                    self.moments["errors"].add(status is not Status.OK)
                 if result.timing is not None:
                     self.run.add(result.timing.run_s)
                     self.queue.add(result.timing.queue_s)
 
     def merge(self, other: StepTally) -> None:
         """Add all trajectories of another tally."""
-        self.trajectories += other.trajectories
-        self.unfinished += other.unfinished
-        self.unscored += other.unscored
-        self.not_finite += other.not_finite
+        self.counts.update(other.counts)
         self.statuses.update(other.statuses)
         self.reasons.update(other.reasons)
-        for name in _MOMENTS:
-            getattr(self, name).merge(getattr(other, name))
+        for name, moments in other.moments.items():
+            self.moments[name].merge(moments)
         self.run.merge(other.run)
         self.queue.merge(other.queue)
 
@@ -131,26 +126,19 @@ class StepTally:
             first: First step.
             last: Last step.
         """
-        averages = {name: getattr(self, name).average() for name in _MOMENTS}
         return StepReport(
             first=first,
             last=last,
-            trajectories=self.trajectories,
-            unfinished=self.unfinished,
-            unscored=self.unscored,
-            not_finite=self.not_finite,
+            trajectories=self.counts["trajectories"],
+            unfinished=self.counts["unfinished"],
+            unscored=self.counts["unscored"],
+            not_finite=self.counts["not_finite"],
             statuses=_most_common(self.statuses),
             run=times(self.run),
             queue=times(self.queue),
             reasons=_most_common(self.reasons),
-            **averages,
+            **{name: moments.average() for name, moments in self.moments.items()},
         )
-
-
-_MOMENTS = (
-    "score", "positive", "right", "turns", "calls", "errors", "infra", "sampled", "injected", "seconds",
-    "policy_version", "age",
-)  # fmt: skip
 
 
 def rows_of(*tallies: Tally, most: int = 24) -> int:
@@ -210,7 +198,7 @@ class Tally:
         self._keep([*self._worst, one], [*self._best, one])
 
     def _keep(self, worst: list[ScoredTrajectory], best: list[ScoredTrajectory]) -> None:
-        """Keep the worst and the best; the first steps win among equals, whatever the order of the parts."""
+        """Keep the worst and the best, of equal ones the first steps, in whatever order parts are merged."""
         self._worst = sorted(worst, key=lambda one: (one.score, *_place(one)))[:MOST_RANKED]
         self._best = sorted(best, key=lambda one: (-one.score, *_place(one)))[:MOST_RANKED]
 

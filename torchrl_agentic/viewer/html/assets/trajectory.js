@@ -37,13 +37,13 @@ function heading(row, body) {
 }
 
 function whatHappened(row, body) {
-  const items = body.story.map(([tone, text, call, quote]) => make("li", { class: `${tone}${call === null ? "" : " of-call"}` },
+  const items = body.summary.map(([tone, text, call, quote]) => make("li", { class: `${tone}${call === null ? "" : " of-call"}` },
     call === null ? null : make("a", { href: addressOf(row.number, call) }, `Call ${call + 1}`), text,
     quote ? block(quote, "quote") : null));
   const answers = body.right === null ? [] : [make("div", { class: "answers" },
     make("div", {}, make("h4", {}, "The right answer"), block(body.right)),
     make("div", {}, make("h4", {}, "The model's last message"), block(body.given || "(nothing but calls or reasoning)")))];
-  return section("What happened", make("ul", { class: "story" }, scoreOf(row), ...items), ...answers);
+  return section("What happened", make("ul", { class: "summary" }, scoreOf(row), ...items), ...answers);
 }
 
 function scoreOf(row) {

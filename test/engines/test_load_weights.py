@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictParams
 
-from torchrl_agentic.engines.state_dicts import load_weights
+from torchrl_agentic.engines.weights import load_weights
 
 
 def _module(seed: int) -> torch.nn.Module:

@@ -1,30 +1,33 @@
-"""Convert a trajectory to the JSON that the page reads, with bounded texts."""
+"""Convert trajectories and the timelines of batches to the JSON that the page reads, with bounded texts."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from torchrl_agentic.collectors.timeline import BatchTimeline, TimelineRow
 from torchrl_agentic.messages import JSON, Message, ParsedCall, ToolResult, Turn
 from torchrl_agentic.records import TokenRecord, TrajectoryRecord
 from torchrl_agentic.records.json_dump import plain
 from torchrl_agentic.tokens.ledger import SAMPLED
-from torchrl_agentic.viewer.html.story import MessagePiece, final_answer, pieces, story
+from torchrl_agentic.trajectory.span import Span
+from torchrl_agentic.viewer.html.summary import MessagePiece, final_answer, pieces, summary_lines
 
 MAX_CHARS = 1_000_000
 """Largest number of characters of text of a trajectory in the page; its longest texts are cut."""
+_NAME_CHARS = 160  # of each name in a timeline
 _ANSWER_CHARS = 5000  # of the last message beside the right answer; the turns below have it whole
 
 
 class Clip:
-    """Cuts texts longer than `cap` characters, and counts the omitted characters.
+    """Cuts strings longer than `cap` characters, and counts the omitted characters.
 
     Args:
-        cap: Largest number of characters of a text; None for no limit.
+        cap: Largest number of characters of a string; None for no limit.
 
     Attributes:
-        lengths: Number of characters of each text so far.
+        lengths: Number of characters of each string so far.
         left_out: Number of omitted characters.
     """
 
@@ -34,7 +37,7 @@ class Clip:
         self.left_out = 0
 
     def __call__(self, text: object) -> str:
-        """Return a text, cut if it is too long; other values as JSON."""
+        """Return a string, cut if it is too long; convert other values to JSON first."""
         text = text if isinstance(text, str) else as_text(text)
         self.lengths.append(len(text))
         if self.cap is None or len(text) <= self.cap:
@@ -49,13 +52,13 @@ def as_text(value: JSON) -> str:
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False, indent=2)
 
 
-def body(record: TrajectoryRecord) -> dict[str, JSON]:
-    """Return what the page shows of a trajectory, with at most about `MAX_CHARS` characters of text."""
+def trajectory_payload(record: TrajectoryRecord) -> dict[str, JSON]:
+    """Return the data of a trajectory for the page, with at most about `MAX_CHARS` characters of text."""
     clip = Clip()
-    found = _body(record, clip)
+    found = _payload(record, clip)
     if sum(clip.lengths) > MAX_CHARS:
         clip = Clip(fair_cap(clip.lengths, MAX_CHARS))
-        found = _body(record, clip)
+        found = _payload(record, clip)
     return {**found, "left_out": clip.left_out}
 
 
@@ -75,7 +78,7 @@ def fair_cap(lengths: list[int], most: int) -> int:
     return max(lengths, default=0)
 
 
-def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
+def _payload(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
     calls = [_call(turn, call, result, clip) for turn, call, result in record.calls]
     rewards = record.rewards + (None,) * (len(record.turns) - len(record.rewards))
     numbers = iter(range(len(calls)))
@@ -87,7 +90,7 @@ def _body(record: TrajectoryRecord, clip: Clip) -> dict[str, JSON]:
         "row": record.row,
         "started": seconds(record.started),
         "group": clip(record.group),
-        "story": [(line.tone, line.text, line.call, line.quote) for line in story(record)],
+        "summary": [(line.tone, line.text, line.call, line.quote) for line in summary_lines(record)],
         "right": None if record.gts is None else clip(record.gts),
         "given": given if len(given) <= _ANSWER_CHARS else f"{given[:_ANSWER_CHARS]} …",
         "turns": [
@@ -175,3 +178,88 @@ def _tokens(tokens: TokenRecord, clip: Clip) -> list[JSON]:
         shown = text or " ".join(map(str, ids[span.start : span.stop]))
         found.append([span.source, span.stop - span.start, clip(shown), likely])
     return found
+
+
+class _Numbers:
+    """Numbers repeated strings in the order of their first occurrence."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self.texts.setdefault(text[:_NAME_CHARS], len(self.texts))
+
+
+def batch_row(batch: BatchTimeline) -> list[JSON]:
+    """Return a row of the list of batches: number, run, time, duration, wait, trajectories, tokens."""
+    return [
+        batch.number,
+        batch.run[:_NAME_CHARS],
+        batch.time,
+        max(0.0, batch.stop - batch.start),
+        None if batch.waited is None else max(0.0, batch.stop - batch.waited),
+        len(batch.rows),
+        sum(row.tokens for row in batch.rows),
+    ]
+
+
+def batch_payload(batch: BatchTimeline, records: Mapping[str, int | None]) -> dict[str, JSON]:
+    """Return the timeline of a batch, with times since its start, and its rows by group.
+
+    Args:
+        batch: The timeline.
+        records: Number in the page of each trajectory that was recorded; None for a name of several ones.
+    """
+    texts = _Numbers()
+    return {
+        "stop": batch.stop - batch.start,
+        "waited": None if batch.waited is None else batch.waited - batch.start,
+        "causes": [
+            [name, batch.causes[name]] for name in sorted(batch.causes, key=lambda one: -batch.causes[one])
+        ],
+        "ages": sorted([age, count] for age, count in batch.ages.items()),
+        "own": [_span(span, batch.start, texts) for span in batch.own],
+        "rows": [
+            {
+                "name": row.name[:_NAME_CHARS],
+                "group": row.group[:_NAME_CHARS],
+                "began": row.began - batch.start,
+                "ended": row.ended - batch.start,
+                "reason": row.reason[:_NAME_CHARS],
+                "tokens": row.tokens,
+                "held": row.held,
+                "omitted": row.n_omitted,
+                "record": records.get(row.name),
+                "spans": [_span(span, batch.start, texts) for span in _by_start(row.spans)],
+            }
+            for row in _by_group(batch.rows)
+        ],
+        "texts": list(texts.texts),
+    }
+
+
+def _by_start(spans: Iterable[Span]) -> list[Span]:
+    """Return spans in drawing order: by their start, with the tools of a turn before its calls."""
+    return sorted(spans, key=lambda span: (span.start, -span.stop, span.cause == "tool"))
+
+
+def _by_group(rows: Iterable[TimelineRow]) -> list[TimelineRow]:
+    """Return rows group by group, ordered by the start of the group."""
+    ranks: dict[str, int] = {}
+    rows = sorted(rows, key=lambda row: row.began)
+    for row in rows:
+        ranks.setdefault(row.group, len(ranks))
+    return sorted(rows, key=lambda row: ranks[row.group])
+
+
+def _span(span: Span, start: float, texts: _Numbers) -> list[JSON]:
+    return [
+        span.cause,
+        round(span.start - start, 6),
+        round(span.stop - start, 6),
+        texts(span.name),
+        span.turn,
+        span.version,
+        span.tokens,
+        texts(span.status.lower()),
+    ]

@@ -1,4 +1,4 @@
-"""The story describes the trajectory, and states no more than the dump."""
+"""The summary describes the trajectory, and states no more than the dump."""
 
 import pytest
 from helpers.record_strategies import record, turn
@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status, ToolResult, Turn
-from torchrl_agentic.viewer.html.story import (
+from torchrl_agentic.viewer.html.summary import (
     STATUS_WORDS,
     MessagePiece,
     contains,
     final_answer,
     pieces,
     said_text,
-    story,
+    summary_lines,
 )
 
 
 def _told(one):
-    return "\n".join(line.text for line in story(one))
+    return "\n".join(line.text for line in summary_lines(one))
 
 
 def _said(text, *spans):
@@ -51,7 +51,7 @@ class TestStory:
     @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
     def test_story_lists_failed_calls_with_meaning_and_result(self, status):
         good, bad = ToolResult.from_text("42"), ToolResult.from_text("the reason", status=status)
-        lines = story(record(turn(result=good), turn(index=1, result=bad)))
+        lines = summary_lines(record(turn(result=good), turn(index=1, result=bad)))
         (failed,) = [line for line in lines if line.call is not None]
         assert (failed.call, failed.tone, failed.quote) == (1, "bad", "the reason")
         assert failed.text.startswith(" of f, in turn 2: ")
@@ -61,7 +61,7 @@ class TestStory:
     def test_long_result_is_quoted_by_beginning_and_end(self):
         """The last line of a traceback has the error."""
         bad = ToolResult.from_text("\n".join(f"line {n}" for n in range(10)) + "\n", is_error=True)
-        (quote,) = [line.quote for line in story(record(turn(result=bad))) if line.call is not None]
+        (quote,) = [line.quote for line in summary_lines(record(turn(result=bad))) if line.call is not None]
         assert quote.split("\n") == ["line 0", "line 1", "…", "line 8", "line 9"]
 
     def test_it_says_if_the_same_tool_was_answered_later(self):
@@ -73,7 +73,7 @@ class TestStory:
 
     def test_first_failed_calls_are_named_and_the_rest_counted(self):
         bad = ToolResult.from_text("no", is_error=True)
-        lines = story(record(*(turn(index=n, result=bad) for n in range(20))))
+        lines = summary_lines(record(*(turn(index=n, result=bad) for n in range(20))))
         assert sum(line.call is not None for line in lines) == 12
         assert lines[-1].text == "… and 8 more."
 

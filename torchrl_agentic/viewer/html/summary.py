@@ -1,4 +1,4 @@
-"""Explain a trajectory in sentences, for readers who have never seen one: end, answer and failed calls."""
+"""Summarize a trajectory in sentences for newcomers: its end, its answer and its failed calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from torchrl_agentic.messages import JSON, ParsedCall, Status, ToolResult, Turn
 from torchrl_agentic.records import TrajectoryRecord
-from torchrl_agentic.viewer.blocks import thoughts
+from torchrl_agentic.viewer.render_record import plural, thoughts
 
 STATUS_WORDS: Mapping[Status, tuple[str, str]] = {
     Status.OK: ("answered", "The tool ran and returned a result."),
@@ -129,7 +129,7 @@ _LONGEST_ANSWER = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SummaryLine:
     """A sentence about a trajectory.
 
     Attributes:
@@ -145,7 +145,7 @@ class Line:
     quote: str = ""
 
 
-def story(record: TrajectoryRecord) -> list[Line]:
+def summary_lines(record: TrajectoryRecord) -> list[SummaryLine]:
     """Return how a trajectory ended, whether its answer is correct, which calls failed, and redactions."""
     return [
         *_ending(record),
@@ -161,31 +161,31 @@ def final_answer(record: TrajectoryRecord) -> str:
     return said_text(record.turns[-1]).strip() if record.turns else ""
 
 
-def _ending(record: TrajectoryRecord) -> Iterator[Line]:
-    reason, turns = record.termination_reason, _count(len(record.turns), "turn")
+def _ending(record: TrajectoryRecord) -> Iterator[SummaryLine]:
+    reason, turns = record.termination_reason, plural(len(record.turns), "turn")
     if not reason:
-        yield Line("plain", f"It has {turns}. Why it ended was not recorded.")
+        yield SummaryLine("plain", f"It has {turns}. Why it ended was not recorded.")
     elif reason in REASON_WORDS:
         tone = "plain" if reason in ("stop_tool", "no_calls", "user", "refused", "terminated") else "bad"
-        yield Line(tone, f"It ended after {turns}, because {REASON_WORDS[reason]}.")
+        yield SummaryLine(tone, f"It ended after {turns}, because {REASON_WORDS[reason]}.")
     else:
-        yield Line("plain", f"It ended after {turns}. The recorded reason is: {reason}")
+        yield SummaryLine("plain", f"It ended after {turns}. The recorded reason is: {reason}")
 
 
-def _redactions(count: int) -> Iterator[Line]:
+def _redactions(count: int) -> Iterator[SummaryLine]:
     if count:
-        yield Line("plain", f"Secrets were removed from {_count(count, 'place')} as it was recorded.")
+        yield SummaryLine("plain", f"Secrets were removed from {plural(count, 'place')} as it was recorded.")
 
 
-def _answer(record: TrajectoryRecord) -> Iterator[Line]:
+def _answer(record: TrajectoryRecord) -> Iterator[SummaryLine]:
     found = contains(final_answer(record), record.gts)
     if found is not None:
         tone, verb = ("good", "contains") if found else ("bad", "does not contain")
-        yield Line(tone, f"The last message of the model {verb} the right answer.")
+        yield SummaryLine(tone, f"The last message of the model {verb} the right answer.")
 
 
 def contains(text: str, wanted: JSON) -> bool | None:
-    """Return whether an answer occurs in a text as a separate word; None if it cannot be searched.
+    """Return whether a text contains an answer as a separate word; None if the answer cannot be searched.
 
     Case, white space and thousands separators are ignored.
 
@@ -205,40 +205,40 @@ def _normal(text: str) -> str:
     return re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(text.casefold().split()))
 
 
-def _cut_off(turns: Sequence[Turn]) -> Iterator[Line]:
+def _cut_off(turns: Sequence[Turn]) -> Iterator[SummaryLine]:
     for turn in turns:
         if turn.message.finish == "length":
-            yield Line(
+            yield SummaryLine(
                 "bad",
                 f"The message of the model in turn {turn.index + 1} was cut off. "
                 "Calls in incomplete messages are not run.",
             )
 
 
-def _calls(record: TrajectoryRecord) -> Iterator[Line]:
+def _calls(record: TrajectoryRecord) -> Iterator[SummaryLine]:
     calls = list(record.calls)
     failed = [(n, *call) for n, call in enumerate(calls) if call[2].status is not Status.OK]
     if not calls:
-        yield Line("plain", "The model called no tool.")
+        yield SummaryLine("plain", "The model called no tool.")
     elif not failed:
-        yield Line("good", f"It made {_count(len(calls), 'tool call')}, and all of them succeeded.")
+        yield SummaryLine("good", f"It made {plural(len(calls), 'tool call')}, and all of them succeeded.")
     else:
-        yield Line("bad", f"It made {_count(len(calls), 'tool call')}, of which {len(failed)} failed:")
+        yield SummaryLine("bad", f"It made {plural(len(calls), 'tool call')}, of which {len(failed)} failed:")
     for number, turn, call, result in failed[:_MOST_CALLS]:
         mended = any(c.tool == call.tool and r.status is Status.OK for _, c, r in calls[number + 1 :])
         yield _failed(number, turn, call, result, mended=mended)
     if len(failed) > _MOST_CALLS:
-        yield Line("bad", f"… and {len(failed) - _MOST_CALLS} more.")
+        yield SummaryLine("bad", f"… and {len(failed) - _MOST_CALLS} more.")
 
 
-def _failed(number: int, turn: Turn, call: ParsedCall, result: ToolResult, *, mended: bool) -> Line:
+def _failed(number: int, turn: Turn, call: ParsedCall, result: ToolResult, *, mended: bool) -> SummaryLine:
     assert result.status is not None
     short, long = STATUS_WORDS[result.status]
     name = f" of {call.tool}" if call.tool else ""
     text = f"{name}, in turn {turn.index + 1}: {short}. {long}"
     if mended and call.tool:
         text += " A later call of this tool succeeded."
-    return Line("bad", text, number, _quoted(result.text))
+    return SummaryLine("bad", text, number, _quoted(result.text))
 
 
 def _quoted(text: str) -> str:
@@ -247,7 +247,3 @@ def _quoted(text: str) -> str:
     if len(lines) > 2 * _QUOTED_LINES + 1:
         lines[_QUOTED_LINES:-_QUOTED_LINES] = ["…"]
     return "\n".join(lines)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from torchrl_agentic.messages import DispatchResult, Message, Status, Turn
 from torchrl_agentic.records import TrajectoryRecord
-from torchrl_agentic.viewer.blocks import MASK, Block, conversation, masked, table, tokens
 from torchrl_agentic.viewer.layout import Look, Needle, beside, count, page
+from torchrl_agentic.viewer.render_record import MASK, Block, conversation, masked, table, tokens
 from torchrl_agentic.viewer.text_wrap import plain
 
 NO_MASK = re.compile("(?!)")

@@ -1,4 +1,4 @@
-"""The content of a page: a record as blocks of a title and a text, and the reasoning inside of messages."""
+"""Render a record as blocks, each with a title and a text, and find the reasoning inside of messages."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ def seconds(value: float) -> str:
 def _head(record: TrajectoryRecord, advantage: float | None) -> Block:
     summary = record.summary
     errors = [f"{count} {status}" for status, count in summary.statuses.items() if status != "ok"]
-    calls = _plural(summary.n_calls, "call") + (f" ({', '.join(errors)})" if errors else "")
+    calls = plural(summary.n_calls, "call") + (f" ({', '.join(errors)})" if errors else "")
     facts = [
         f"step {record.step}",
         f"score {number(record.score)}",
         *([] if advantage is None else [f"advantage {advantage:+.3g}"]),
         record.termination_reason or "unknown termination reason",
-        _plural(summary.n_turns, "turn"),
+        plural(summary.n_turns, "turn"),
         calls,
         *([_plural(record.redactions, "redaction")] if record.redactions else []),
         record.request_id,
@@ -147,7 +147,13 @@ def _head(record: TrajectoryRecord, advantage: float | None) -> Block:
     return Block(((record.trajectory or "trajectory", "name"), (" · " + " · ".join(facts), "faint")))
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun.
+
+    Args:
+        count: The count.
+        noun: The noun in singular.
+    """
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -295,7 +301,7 @@ def fields_of(record: TrajectoryRecord) -> dict[str, JSON]:
 
 
 def _origin(origin: Origin) -> dict[str, JSON]:
-    """Return what is known of the origin of a trajectory."""
+    """Return the known fields of the origin of a trajectory."""
     known = {
         "task": origin.task or None,
         "group in collector": origin.group,
