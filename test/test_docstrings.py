@@ -5,32 +5,51 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "torchrl_agentic"
-FILES = sorted(
-    path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.parent.name != "inside"
-)
 SECTION = re.compile(r"^[ ]*Args:\n((?:[ ]*\n|[ ]+.*\n?)+)", re.MULTILINE)
 NAME = re.compile(r"^[ ]+\**(\w+)(?: \([^)]*\))?:", re.MULTILINE)
 OPTION = re.compile(r"Annotated\[.*typer\.", re.DOTALL)
-SHARED = {
-    target.id
-    for path in PACKAGE.glob("cli/*.py")
-    for node in ast.parse(path.read_text()).body
-    if isinstance(node, ast.Assign) and OPTION.match(ast.unparse(node.value))
-    for target in node.targets
-    if isinstance(target, ast.Name)
-}
-"""Names of options that several commands have."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each file of the package, by path."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees() -> Iterator[None]:
+    """Free the trees: with a million more objects, each garbage collection of later tests takes long."""
+    yield
+    trees.cache_clear()
+
+
+@cache
+def shared_options() -> set[str]:
+    """Return the names of options that several commands have."""
+    return {
+        target.id
+        for file, tree in trees().items()
+        if file.startswith("cli/")
+        for node in tree.body
+        if isinstance(node, ast.Assign) and OPTION.match(ast.unparse(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def has_help(annotation: str) -> bool:
     """Return whether a parameter is an option of a command, which its help text describes."""
-    return annotation in SHARED or OPTION.match(annotation) is not None
+    return annotation in shared_options() or OPTION.match(annotation) is not None
 
 
 def parameters(function: Function) -> list[str]:
@@ -52,12 +71,13 @@ def described(docstring: str) -> set[str]:
     return set(NAME.findall(section[1])) if section else set()
 
 
+@cache
 def public_methods() -> dict[str, set[str]]:
     """Return the names of the methods that each class of the package and its bases define, by class."""
     found: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 methods = {each.name for each in node.body if isinstance(each, Function)}
                 found.setdefault(node.name, set()).update(methods)
@@ -71,9 +91,6 @@ def public_methods() -> dict[str, set[str]]:
             has_changed = has_changed or not inherited <= found[name]
             found[name] |= inherited
     return found
-
-
-METHODS = public_methods()
 
 
 def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
@@ -92,7 +109,7 @@ def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
             if each.name == "__init__":
                 yield node.name, ast.get_docstring(node) or "", parameters(each)
             elif not each.name.startswith(("_", "test_")):
-                if any(each.name in METHODS.get(base, ()) for base in bases):
+                if any(each.name in public_methods().get(base, ()) for base in bases):
                     continue  # the base class describes the parameters
                 if any(
                     getattr(item, "attr", getattr(item, "id", "")) == "override"
@@ -102,26 +119,26 @@ def callables(tree: ast.Module) -> Iterator[tuple[str, str, list[str]]]:
                 yield f"{node.name}.{each.name}", ast.get_docstring(each) or "", parameters(each)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_each_argument_of_a_public_callable_is_described(file: str):
-    tree = ast.parse((PACKAGE / file).read_text())
+def test_each_argument_of_a_public_callable_is_described():
     missing = {
-        name: sorted(lacking)
+        f"{file}: {name}": sorted(lacking)
+        for file, tree in trees().items()
+        if "/inside/" not in file
         for name, docstring, names in callables(tree)
         if len(names) >= 2 and (lacking := set(names) - described(docstring))
     }
     assert not missing
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_docstring_begins_with_a_plain_verb_or_noun(file: str):
+def test_a_docstring_begins_with_a_plain_verb_or_noun():
     """Words of an idiom that the project has left."""
-    tree = ast.parse((PACKAGE / file).read_text())
-    odd = [
-        text.splitlines()[0]
+    odd = {
+        f"{file}: {text.splitlines()[0]}"
+        for file, tree in trees().items()
+        if "/inside/" not in file
         for node in ast.walk(tree)
         if isinstance(node, Function | ast.ClassDef | ast.Module)
         and (text := ast.get_docstring(node) or "")
         and re.match(r"(Give|Say|Tell|Take note|Whether|What|Whoever|Let|See that|Work out)\b", text)
-    ]
+    }
     assert not odd

@@ -1,6 +1,5 @@
 """Loggers continue the run that is resumed, and end no training."""
 
-import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchrl.record.loggers import CSVLogger
 
@@ -18,6 +17,8 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path):
 
 
 def test_a_resumed_run_of_weights_and_biases_keeps_its_id(tmp_path, monkeypatch):
+    import wandb  # takes seconds, and each worker of pytest imports all files
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DISABLE_GIT", "true")  # it leaves a `git cat-file` of this repository running
     ids = []
