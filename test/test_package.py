@@ -1,7 +1,11 @@
 """Importing the package starts nothing and loads nothing heavy; its names are there."""
 
+import ast
+import importlib
 import inspect
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from helpers.processes import run_program
@@ -53,32 +57,65 @@ def test_tool_compose_loads_no_more_of_the_package_than_it_needs():
     assert int(_fresh(code)) <= MAX_LINES_FOR_TOOL_COMPOSE
 
 
-@pytest.mark.parametrize("name", torchrl_agentic.__all__)
-def test_each_public_name_is_there(name: str):
-    assert getattr(torchrl_agentic, name) is getattr(torchrl_agentic, name)
-    assert name in dir(torchrl_agentic)
+ROOT = Path(torchrl_agentic.__file__).parent
+STUBS = {
+    ".".join(path.parent.relative_to(ROOT.parent).parts): ast.parse(path.read_text("utf-8"))
+    for path in sorted(ROOT.rglob("__init__.pyi"))
+}
+"""The stub of each package that loads its names when they are first used."""
 
 
-def test_public_names_are_sorted_once_and_cover_the_lazy_ones():
-    assert len(set(torchrl_agentic.__all__)) == len(torchrl_agentic.__all__)
-    lazy = {name for names in torchrl_agentic._WHERE.values() for name in names}
-    assert lazy <= set(torchrl_agentic.__all__)
+def _room(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0]
+
+
+@pytest.mark.parametrize("package", STUBS)
+def test_a_package_has_the_names_of_its_stub(package: str):
+    imports = [node for node in STUBS[package].body if isinstance(node, ast.ImportFrom)]
+    sources = {alias.asname: node.module for node in imports for alias in node.names}
+    module = importlib.import_module(package)
+    assert module.__all__ == list(sources)
+    for name, source in sources.items():
+        value = getattr(module, name)
+        assert value is getattr(importlib.import_module(source or ""), name)
+        assert value is getattr(module, name)
+        assert value is not sys.modules.get(f"{package}.{name}")  # a module of the same name hides nothing
+    declared = {
+        node.target.id
+        for node in STUBS[package].body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert sources.keys() | declared <= set(dir(module))
+
+
+def test_stubs_import_from_their_own_room_or_from_lower_layers():
+    """As import-linter demands of modules; it reads no stubs."""
+    rules = tomllib.loads((ROOT.parent / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = rules["contracts"][0]["layers"]
+    height = {room: -place for place, layer in enumerate(layers) for room in layer.split(" | ")}
+    upwards = {
+        (package, node.module)
+        for package, stub in STUBS.items()
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom) and package != "torchrl_agentic"
+        if (here := _room(package)) != (there := _room(node.module or "")) and height[here] <= height[there]
+    }
+    assert not upwards
 
 
 @pytest.mark.parametrize("package", [torchrl_agentic, torchrl_agentic.testing])
 def test_a_name_that_is_not_there_is_an_attribute_error(package):
-    with pytest.raises(AttributeError, match="no_such_name"):
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'") as raised:
         _ = package.no_such_name
+    assert (raised.value.name, raised.value.obj) == ("no_such_name", package)  # "Did you mean" needs them
 
 
-@pytest.mark.parametrize("name", torchrl_agentic.testing.__all__)
-def test_each_name_of_testing_is_there(name: str):
-    assert getattr(torchrl_agentic.testing, name)
-
-
-def test_tool_is_the_decorator_after_its_module_was_imported_too():
+def test_a_function_is_no_module_after_its_module_was_imported_too():
     """Function and module share a name; whichever is imported last must not win."""
-    code = "import torchrl_agentic.tools.base; from torchrl_agentic import tool; print(callable(tool))"
+    code = (
+        "import torchrl_agentic.viewer.report.compare; from torchrl_agentic.viewer.report import compare;"
+        "print(callable(compare))"
+    )
     assert _fresh(code) == "True"
 
 

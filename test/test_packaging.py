@@ -9,6 +9,7 @@ from floors import ROOT, declared, floors
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setuptools import Distribution
 
 import torchrl_agentic
 
@@ -76,6 +77,21 @@ def test_the_extra_test_brings_every_extra_for_users_but_the_engines():
     assert {extra for one in own for extra in one.extras} == declared().keys() - OURS - ENGINES - {
         "dependencies"
     }
+
+
+def test_a_wheel_holds_stubs_and_all_other_data(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    project = Distribution()
+    project.parse_config_files()
+    build = project.get_command_obj("build_py")
+    build.ensure_finalized()
+    shipped = {
+        Path(folder, file)
+        for _, folder, _, files in build.get_data_files_without_manifest()
+        for file in files
+    }
+    files = {path.relative_to(ROOT) for path in Path(torchrl_agentic.__file__).parent.rglob("*.*")}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} == shipped
 
 
 def test_an_extra_that_an_error_names_is_one_that_pip_knows():

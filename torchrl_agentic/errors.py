@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import pkgutil
+import re
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, TypeGuard, TypeVar
 
@@ -14,6 +16,9 @@ T = TypeVar("T")
 
 LARGEST_REWARD = 3.4028234663852886e38
 """The largest number of float32, the type of rewards in batches."""
+
+
+_EXPORTED = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 class ToolError(Exception):
@@ -287,20 +292,27 @@ def derives(item: Any, kind: type[T]) -> TypeGuard[T]:
     return kind in type(item).__mro__
 
 
-def load_lazily(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that loads its public names when they are first used.
+def load_lazily(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package that loads its names on first use.
+
+    The names are those of its stub `__init__.pyi`, which type checkers read too. Each has a line of its own:
+    `from torchrl_agentic.tools.base import Tool as Tool`.
 
     Args:
         package: Name of the package.
-        names: Names by the module that defines them, relative to the package; ".task" is in its parent.
     """
-    module_of = {name: module for module, defined in names.items() for name in defined}
+    module = sys.modules[package]
+    stub = (pkgutil.get_data(package, "__init__.pyi") or b"").decode()
+    defined_in = {name: source for source, name in _EXPORTED.findall(stub)}
 
     def load(name: str) -> Any:
-        if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
-        setattr(sys.modules[package], name, value)
+        if name not in defined_in:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+        value = getattr(importlib.import_module(defined_in[name]), name)
+        setattr(module, name, value)
         return value
 
-    return load
+    for name, source in defined_in.items():
+        if source == f"{package}.{name}":  # the import system sets the module of this name, but only once
+            load(name)
+    return load, lambda: [*vars(module), *defined_in], list(defined_in)

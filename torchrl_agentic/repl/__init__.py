@@ -4,20 +4,6 @@ To add an interpreter, subclass `Repl` in a module of its own, and write a test 
 `testing.ReplContract`.
 """
 
-from torchrl_agentic.repl.base import Repl, ReplDisplay, ReplError, ReplResult
-from torchrl_agentic.repl.duck_typed_repl import default_repl, repl_in
-from torchrl_agentic.repl.forkserver_repl import ForkServerRepl
-from torchrl_agentic.repl.jupyter_repl import JupyterRepl
-from torchrl_agentic.repl.subprocess_repl import SubprocessRepl
+from torchrl_agentic.errors import load_lazily
 
-__all__ = [
-    "ForkServerRepl",
-    "JupyterRepl",
-    "Repl",
-    "ReplDisplay",
-    "ReplError",
-    "ReplResult",
-    "SubprocessRepl",
-    "default_repl",
-    "repl_in",
-]
+__getattr__, __dir__, __all__ = load_lazily(__name__)

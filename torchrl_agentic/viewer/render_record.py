@@ -140,7 +140,7 @@ def _head(record: TrajectoryRecord, advantage: float | None) -> Block:
         record.termination_reason or "unknown termination reason",
         plural(summary.n_turns, "turn"),
         calls,
-        *([_plural(record.redactions, "redaction")] if record.redactions else []),
+        *([plural(record.redactions, "redaction")] if record.redactions else []),
         record.request_id,
         *([f"run {record.run}"] if record.run else []),
     ]

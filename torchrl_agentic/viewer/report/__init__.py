@@ -4,28 +4,6 @@
 `chart` draws them.
 """
 
-from torchrl_agentic.viewer.report.compare import Change, Comparison, compare
-from torchrl_agentic.viewer.report.statistics import (
-    Average,
-    Report,
-    ScoredTrajectory,
-    StepReport,
-    Times,
-    ToolReport,
-)
-from torchrl_agentic.viewer.report.tally import Tally, read_report, read_tally
+from torchrl_agentic.errors import load_lazily
 
-__all__ = [
-    "Average",
-    "Change",
-    "Comparison",
-    "Report",
-    "ScoredTrajectory",
-    "StepReport",
-    "Tally",
-    "Times",
-    "ToolReport",
-    "compare",
-    "read_report",
-    "read_tally",
-]
+__getattr__, __dir__, __all__ = load_lazily(__name__)

@@ -1,0 +1,9 @@
+from torchrl_agentic.repl.base import Repl as Repl
+from torchrl_agentic.repl.base import ReplDisplay as ReplDisplay
+from torchrl_agentic.repl.base import ReplError as ReplError
+from torchrl_agentic.repl.base import ReplResult as ReplResult
+from torchrl_agentic.repl.duck_typed_repl import default_repl as default_repl
+from torchrl_agentic.repl.duck_typed_repl import repl_in as repl_in
+from torchrl_agentic.repl.forkserver_repl import ForkServerRepl as ForkServerRepl
+from torchrl_agentic.repl.jupyter_repl import JupyterRepl as JupyterRepl
+from torchrl_agentic.repl.subprocess_repl import SubprocessRepl as SubprocessRepl

@@ -1,0 +1,11 @@
+from torchrl_agentic.transforms.compose import ToolCompose as ToolCompose
+from torchrl_agentic.transforms.dataset_rows import collate_rows as collate_rows
+from torchrl_agentic.transforms.end_trajectory import EndTrajectory as EndTrajectory
+from torchrl_agentic.transforms.history import AgentHistory as AgentHistory
+from torchrl_agentic.transforms.record_transform import RecordTransform as RecordTransform
+from torchrl_agentic.transforms.rewards import AnswerRewardTransform as AnswerRewardTransform
+from torchrl_agentic.transforms.rewards import ToolRewardTransform as ToolRewardTransform
+from torchrl_agentic.transforms.rewards import UserRewardTransform as UserRewardTransform
+from torchrl_agentic.transforms.turn_tokenizer import TurnTokenizer as TurnTokenizer
+from torchrl_agentic.transforms.turn_transform import TurnTransform as TurnTransform
+from torchrl_agentic.transforms.user_simulator import UserSimulator as UserSimulator

@@ -1,0 +1,1 @@
+from torchrl_agentic.viewer.app import RolloutViewer as RolloutViewer

@@ -1,0 +1,12 @@
+from torchrl_agentic.viewer.report.compare import Change as Change
+from torchrl_agentic.viewer.report.compare import Comparison as Comparison
+from torchrl_agentic.viewer.report.compare import compare as compare
+from torchrl_agentic.viewer.report.statistics import Average as Average
+from torchrl_agentic.viewer.report.statistics import Report as Report
+from torchrl_agentic.viewer.report.statistics import ScoredTrajectory as ScoredTrajectory
+from torchrl_agentic.viewer.report.statistics import StepReport as StepReport
+from torchrl_agentic.viewer.report.statistics import Times as Times
+from torchrl_agentic.viewer.report.statistics import ToolReport as ToolReport
+from torchrl_agentic.viewer.report.tally import Tally as Tally
+from torchrl_agentic.viewer.report.tally import read_report as read_report
+from torchrl_agentic.viewer.report.tally import read_tally as read_tally
