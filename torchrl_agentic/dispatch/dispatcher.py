@@ -104,14 +104,6 @@ class Dispatcher(TurnRunner):
         """The tools, in order."""
         return tuple(bound.tool for bound in self.bound.values())
 
-    def secret_args(self, tool: str) -> tuple[str, ...]:
-        """Return the names of the arguments that the schema of a tool declares secret.
-
-        Args:
-            tool: Name of the tool, which may be unknown.
-        """
-        return self.bound[tool].secret_args if tool in self.bound else ()
-
     def worlds(self, allows: Callable[[str], bool]) -> tuple[Toolset, ...]:
         """Return the toolsets that have a world and a tool that may be used, each once.
 

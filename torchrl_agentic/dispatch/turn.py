@@ -595,6 +595,14 @@ class TurnRunner(ABC):
             self._schemas = {name: entry.validator.schema for name, entry in self.bound.items()}
         return self._schemas
 
+    def secret_args(self, tool: str) -> tuple[str, ...]:
+        """Return the names of the arguments that the schema of a tool declares secret.
+
+        Args:
+            tool: Name of the tool, which may be unknown.
+        """
+        return self.bound[tool].secret_args if tool in self.bound else ()
+
     async def run(
         self,
         batch: Sequence[tuple[Session, Sequence[ParsedCall], Any]],
