@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Optional
@@ -13,10 +14,10 @@ from typing import Optional
 CHUNK = 1 << 20
 WORK = "/work"
 """Folder where code in a sandbox starts, and that relative paths start from."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = (
-    os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)  # opening a FIFO must not block before its type is checked
+if sys.platform != "win32":
+    _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # Opening a FIFO must not block before its type is checked.
+    _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Owner = Optional[Callable[[int], None]]  # noqa: UP045  evaluated, and X | None needs Python 3.10
 
 
