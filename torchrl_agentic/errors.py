@@ -194,6 +194,21 @@ def check_count(name: str, value: Any, *, optional: bool = True, least: int = 1)
         raise ValueError(f"{name} must be {least} or more, and whole{or_none}; got {value}")
 
 
+def check_posix(what: str) -> None:
+    """Check that this is a POSIX system, before a feature is used that needs one.
+
+    Args:
+        what: The feature, as the subject of a sentence.
+
+    Raises:
+        NotImplementedError: On Windows.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError(
+            f"{what} does not work on Windows: use Linux, for example in WSL 2 or a container, or macOS"
+        )
+
+
 def check_reward(name: str, value: float) -> None:
     """Check that a reward fits the float32 columns of a batch, where a larger one would be infinite.
 

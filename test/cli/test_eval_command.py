@@ -101,6 +101,31 @@ def test_a_service_is_evaluated_concurrently_with_its_tokens_and_cost():
     assert all(sample.usage.prompt == 12 for sample in found.samples)
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("", "reasoning"), ("reasoning_field: thoughts", "thoughts"), ("reasoning_field: null", None)],
+)
+def test_reasoning_goes_back_in_the_field_that_the_file_names(option: str, key: str | None):
+    write(
+        f"questions: [q.jsonl]\nmodel: {{path: m, engine: openai, {option}}}\n"
+        "tools: [{function: double.py:double}]\n"
+    )
+    Path("double.py").write_text(
+        "def double(number: int) -> int:\n"
+        '    """Double a number.\n\n    Args:\n        number: The number.\n    """\n    return 2 * number\n'
+    )
+
+    def script(body, number):
+        if body["messages"][-1]["role"] == "tool":
+            return completion("4")
+        return completion(None, [call("double", {"number": 2})], reasoning="hm")
+
+    result, server = serve(script, "--limit", 1)
+    assert result.exit_code == 0, result.output
+    sent = server.bodies[-1]["messages"][-2]
+    assert {name for name, value in sent.items() if value == "hm"} == ({key} if key else set())
+
+
 def test_flags_replace_the_bounds_and_the_seed_of_the_file():
     write(
         "questions: [q.jsonl]\nmodel: {path: m, engine: openai, max_turns: 9, seed: 1, temperature: 0.5}\n"
@@ -241,6 +266,7 @@ def test_mistakes_of_the_section_name_file_and_line(section, problem):
         ("conversations: [q.jsonl]\n", "needs 'questions' and a 'model'"),
         ("questions: [gone.jsonl]\nmodel: {path: tiny}\n", "gone.jsonl"),
         ("questions: [q.jsonl]\nmodel: {path: tiny, base_url: 'http://x'}\n", "only with 'engine: openai'"),
+        ("questions: [q.jsonl]\nmodel: {path: tiny, reasoning_field: x}\n", "only with 'engine: openai'"),
         ("questions: [q.jsonl]\nmodel: {path: m, engine: openai}\n", "OPENAI_API_KEY"),
         (
             "questions: [q.jsonl]\nmodel: {path: m, engine: openai, api_key_env: NO_KEY}\n",

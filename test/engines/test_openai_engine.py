@@ -197,13 +197,33 @@ async def test_reasoning_is_kept_apart_from_the_text_and_in_the_record(name, str
         assert (message.text, message.reasoning) == ("it is 5", "2 and 3, hm")
 
 
-async def test_reasoning_goes_back_to_the_service_only_under_the_name_that_is_asked_for():
-    reply = completion(None, [call("add", {"a": 1, "b": 2})], reasoning_content="hm")
-    for name in (None, "reasoning_content"):
-        async with ChatServer([reply, completion("3")]) as server:
-            await rollout_of(server, ["go"], reasoning_field=name)
-        said = server.bodies[1]["messages"][1]
-        assert said.get("reasoning_content") == (None if name is None else "hm")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("auto", "reasoning"), ("auto", "reasoning_content"), ("thoughts", "reasoning"), (None, "reasoning")],
+)
+async def test_reasoning_goes_back_to_the_service(given: str | None, name: str, stream: bool):
+    """By default in a tool loop, under the service's own name; always under a name that is asked for."""
+    reply = completion(None, [call("add", {"a": 1, "b": 2})], **{name: "hm"})
+    async with ChatServer([reply, completion("3"), completion("4")]) as server:
+        engine = engine_of(server, reasoning_field=given, stream=stream)
+        first = [{"role": "user", "content": "go"}]
+        asked = await ask(engine, messages=first)
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": list(asked.tool_calls),
+            "reasoning_content": "hm",
+        }
+        first += [called, {"role": "tool", "content": "3", "tool_call_id": asked.tool_calls[0]["id"]}]
+        await ask(engine, messages=first)
+        await ask(engine, messages=[*first, {"role": "user", "content": "and now?"}])
+        await engine.close()
+    key = name if given == "auto" else given
+    sent = [body["messages"][1] for body in server.bodies[1:]]
+    added = [{field: text for field, text in one.items() if text == "hm"} for one in sent]
+    assert added[0] == ({} if key is None else {key: "hm"})
+    assert added[1] == ({key: "hm"} if given == "thoughts" else {})
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -131,5 +131,6 @@ def _service(chosen: ModelConfig, location: Location) -> tuple[OpenAIEngine, Non
         temperature=chosen.temperature if "temperature" in stated else None,
         seed=chosen.seed if "seed" in stated else None,
         extra_body=chosen.extra_body,
+        reasoning_field=chosen.reasoning_field or "",
     )
     return engine, None

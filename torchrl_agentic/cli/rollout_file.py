@@ -42,6 +42,7 @@ class ModelConfig(pydantic.BaseModel):
         api_key_env: Environment variable with the key of the service; None: OPENAI_API_KEY.
         price: Price per million tokens: "prompt", "completion" and perhaps "cached".
         extra_body: Additional fields of each request to the service.
+        reasoning_field: Field in which reasoning is sent back to the service, as in `OpenAIEngine`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -61,10 +62,17 @@ class ModelConfig(pydantic.BaseModel):
     api_key_env: str | None = None
     price: dict[Literal["prompt", "completion", "cached"], float] | None = None
     extra_body: dict[str, Any] | None = None
+    reasoning_field: str | None = "auto"
 
     @pydantic.model_validator(mode="after")
     def _fits_the_engine(self) -> ModelConfig:
-        of_service = {"base_url", "api_key_env", "price", "extra_body"} & self.model_fields_set
+        of_service = {
+            "base_url",
+            "api_key_env",
+            "price",
+            "extra_body",
+            "reasoning_field",
+        } & self.model_fields_set
         if of_service and self.engine != "openai":
             raise ValueError(f"{', '.join(sorted(of_service))}: only with 'engine: openai'")
         if (of_model := {"device", "dtype"} & self.model_fields_set) and self.engine == "openai":

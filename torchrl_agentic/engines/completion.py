@@ -81,10 +81,12 @@ class Completion:
     Attributes:
         finish: The finish reason; None if there was none yet.
         usage: The field "usage" of the response; None if there was none yet.
+        reasoning_field: Name of the field that reasoning came in; None if there was none.
     """
 
     finish: str | None = None
     usage: JSON = None
+    reasoning_field: str | None = None
     _text: list[str] = field(default_factory=list[str])
     _reasoning: list[str] = field(default_factory=list[str])
     _refusal: list[str] = field(default_factory=list[str])
@@ -136,7 +138,9 @@ class Completion:
             self._text.append(content)
         elif content is not None:
             raise InvalidCompletion(f"expected a content of text; got {content!r:.200}")
-        self._reasoning.append(next((text for key in _REASONING if (text := _string(said.get(key)))), ""))
+        if name := next((name for name in _REASONING if _string(said.get(name))), None):
+            self.reasoning_field = name
+            self._reasoning.append(_string(said[name]))
         self._refusal.append(_string(said.get("refusal")))
         calls: Any = said.get("tool_calls") or []
         for item in cast("list[JSON]", calls if isinstance(calls, list) else [calls]):
@@ -204,7 +208,7 @@ def _text_of(value: JSON) -> str:
 
 
 def api_messages(
-    messages: Sequence[Mapping[str, Any]], *, reasoning_field: str | None = None
+    messages: Sequence[Mapping[str, Any]], *, reasoning_field: str | None = None, whole: bool = True
 ) -> list[dict[str, JSON]]:
     """Return a conversation in the form of OpenAI's API.
 
@@ -215,6 +219,7 @@ def api_messages(
     Args:
         messages: The messages, as chat templates take them.
         reasoning_field: Field in which the reasoning of earlier messages is sent; None: it is not sent.
+        whole: Whether all reasoning is sent, or only that after the last message of the user.
 
     Raises:
         ValueError: If an image cannot be read.
@@ -222,6 +227,7 @@ def api_messages(
     made: list[dict[str, JSON]] = []
     images: list[JSON] = []
     open_calls: set[str] = set()
+    asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     for number, message in enumerate(messages):
         role, content = message["role"], message.get("content")
         if role != "tool" and images:
@@ -237,7 +243,7 @@ def api_messages(
             one["content"] = content_text(content) or (None if calls else "")
             if calls:
                 one["tool_calls"] = [_api_call(call) for call in calls]
-            if reasoning_field is not None and message.get("reasoning_content"):
+            if reasoning_field is not None and (whole or number > asked) and message.get("reasoning_content"):
                 one[reasoning_field] = message["reasoning_content"]
         elif role == "tool":
             one["content"], found = _split(content)

@@ -102,8 +102,9 @@ class OpenAIEngine(ChatEngine):
         backoff_s: Seconds before the first retry; doubled before each following one, up to 30.
         timeout: Time limit for one try of a request, in seconds; None: no limit.
         stream: Receive answers in pieces, which keeps connections alive while a model thinks.
-        reasoning_field: Field in which the reasoning of earlier messages is sent back, such as
-            "reasoning_content"; None: it is not sent.
+        reasoning_field: Field in which the reasoning of all earlier messages is sent back, such as
+            "reasoning_content"; "auto": the reasoning since the last message of the user, which belongs to
+            the calls in between, in the field that the service writes it in; None: it is not sent.
         headers: Additional headers of each request.
         client: An `openai.AsyncOpenAI` to use, which the caller closes; not with `base_url`, `api_key` and
             `headers`.
@@ -138,7 +139,7 @@ class OpenAIEngine(ChatEngine):
         backoff_s: float = 0.5,
         timeout: float | None = 600.0,
         stream: bool = False,
-        reasoning_field: str | None = None,
+        reasoning_field: str | None = "auto",
         headers: Mapping[str, str] | None = None,
         client: AsyncOpenAI | None = None,
     ) -> None:
@@ -154,7 +155,8 @@ class OpenAIEngine(ChatEngine):
         self.max_concurrent = int(max_concurrent)
         self.model, self.usage = model, Usage()
         self._price, self._seed, self._stream = price, seed, stream
-        self._reasoning_field = reasoning_field
+        self._reasoning_field = reasoning_field or None
+        self._field_of_service: str | None = None
         self._openai = _imported()
         self._given = client
         self._url, self._key = _endpoint(base_url, api_key) if client is None else _endpoint_of(client)
@@ -182,6 +184,8 @@ class OpenAIEngine(ChatEngine):
     def sampling(self) -> dict[str, JSON]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The given sampling options, as JSON; a resumed evaluation must have the same ones."""
         options: dict[str, JSON] = {**self._options, "seed": self._seed, **self._extra_body}
+        if self._reasoning_field != "auto":
+            options["reasoning_field"] = self._reasoning_field or ""
         return {name: value for name, value in options.items() if value is not None}
 
     def usage_of(self, key: str) -> Usage:
@@ -237,9 +241,11 @@ class OpenAIEngine(ChatEngine):
         check_count("max_tokens", max_tokens, optional=False)
         if not messages:
             raise ValueError("there are no messages; a request needs at least one")
+        is_auto = self._reasoning_field == "auto"
+        field = self._field_of_service if is_auto else self._reasoning_field
         payload: dict[str, Any] = {
             "model": self.model,
-            "messages": api_messages(messages, reasoning_field=self._reasoning_field),
+            "messages": api_messages(messages, reasoning_field=field, whole=not is_auto),
             **self._options,
             **({"tools": list(tools)} if tools else {}),
         }
@@ -252,6 +258,7 @@ class OpenAIEngine(ChatEngine):
                 completion = await self._with_retries(link, payload, int(max_tokens))
         except _Refused as refused:
             return Message("assistant", "", is_complete=False, refusal=str(refused))
+        self._field_of_service = completion.reasoning_field or self._field_of_service
         used = Usage.of_response(completion.usage, self._price)
         self.usage += used  # pyright: ignore[reportIncompatibleVariableOverride]  it is never None
         before, _ = self._usages.pop(key, _UNUSED)

@@ -7,9 +7,9 @@ of a dump. `eval.json` describes the evaluation, and repeats the results at its 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from torchrl_agentic.evaluation.eval_sample import (
     usage_from,
     with_scores,
 )
+from torchrl_agentic.evaluation.locks import lock_file
 from torchrl_agentic.messages import JSON, fields_of
 from torchrl_agentic.records.dump import read_line
 from torchrl_agentic.records.json_dump import Secrets, json_line
@@ -123,12 +124,8 @@ class EvalFolder:
             raise
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EvalFolderError(f"another program is writing to {self.path}") from None
-        except OSError:  # a file system without locks
-            pass
+        if not lock_file(self._file):
+            raise EvalFolderError(f"another program is writing to {self.path}")
 
     def _resume(self, summary: Mapping[str, JSON], known: Mapping[str, str]) -> None:
         """Read the samples of earlier programs, and rewrite the file without those to be taken again."""
@@ -308,9 +305,10 @@ def _is_dump(path: Path) -> bool:
 
 def _write(file: int, data: bytes, offset: int) -> None:
     """Write data at an offset, and wait until the disk has it."""
+    os.lseek(file, offset, os.SEEK_SET)
     done = 0
     while done < len(data):
-        done += os.pwrite(file, data[done:], offset + done)
+        done += os.write(file, data[done:])
     os.fsync(file)
 
 
@@ -326,6 +324,8 @@ def _write_whole(path: Path, data: bytes) -> None:
     finally:
         os.close(file)
     part.replace(path)
+    if sys.platform == "win32":  # which opens no folders
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems cannot sync a folder

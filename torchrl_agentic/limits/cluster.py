@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Literal, Protocol, TypeAlias
 
+from torchrl_agentic.errors import check_posix
 from torchrl_agentic.limits.base import Limiter, LimiterStats, ServiceLimits, Slot, make_breaker
 from torchrl_agentic.limits.lease_client import ALIVE, RETRY, LeaseClient
 from torchrl_agentic.limits.lease_server import Lease, LeaseRequest, LimitsDiffer
@@ -284,6 +285,7 @@ def _transport(name: str, over: Over) -> Transport:
     if over == "ray":
         return RayTransport(name)
     if over == "machine":
+        check_posix("ClusterRateLimiter over the processes of a machine")
         from torchrl_agentic.limits.unix_socket import UnixSocketTransport
 
         return UnixSocketTransport(name)

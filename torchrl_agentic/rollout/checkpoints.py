@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
@@ -320,6 +321,8 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    if sys.platform == "win32":  # which opens no folders
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

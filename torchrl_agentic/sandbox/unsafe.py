@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from torchrl_agentic.errors import SandboxError
+from torchrl_agentic.errors import SandboxError, check_posix
 from torchrl_agentic.sandbox.base import THREATS, SandboxResult, check_argv, enforced
 from torchrl_agentic.sandbox.process import ServerProcess, start_command, start_server
 from torchrl_agentic.sandbox.python_runtime import env_on_host
@@ -46,6 +46,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
 
     async def open(self) -> None:
         """Create the private folder, and warn that nothing is isolated."""
+        check_posix("UnsafeSubprocessSandbox")
         if self._workspace is None:
             warnings.warn(
                 "UnsafeSubprocessSandbox runs code with all your rights; for a model use default_sandbox()",

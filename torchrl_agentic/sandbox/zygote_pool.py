@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -389,7 +390,8 @@ def _begin_anew() -> None:
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_begin_anew)
 _pools: dict[str, ZygotePool] = {}
 _pools_lock = threading.Lock()
 

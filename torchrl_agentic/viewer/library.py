@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import resource
+import sys
 import threading
 import time
 from collections import deque
@@ -56,8 +56,11 @@ class Library:
     ) -> None:
         self.path = Path(path)
         self.path.stat()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the files of all steps stay open
+        if sys.platform != "win32":
+            import resource
+
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the files of all steps stay open
         self.mask = mask
         self.lock = threading.RLock()
         self.steps: list[Step] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from pathlib import Path
 
 from torchrl_agentic.sandbox.base import Sandbox
@@ -286,6 +285,8 @@ def priorities_of_the_supervisor_cannot_be_changed() -> str:
 @group.case("file_locks")
 async def a_file_that_others_lock_too_cannot_be_locked(sandbox: Sandbox) -> None:
     """A file of Python's own, which host and sandbox may share."""
+    import fcntl
+
     code = "import fcntl, os; file = open(os.__file__); fcntl.flock(file, fcntl.LOCK_EX); print(os.__file__)"
     async with prepared_inside(sandbox, code) as said:
         path = Path(said.strip() or "/nothing")

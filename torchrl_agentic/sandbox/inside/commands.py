@@ -15,7 +15,7 @@ from torchrl_agentic.sandbox.inside.pipes import Pipe
 from torchrl_agentic.sandbox.inside.reactor import Reactor, Timer
 
 _CODE, _STARTED = struct.Struct("i"), b"s"
-_KILLED = (None, -signal.SIGKILL, 128 + signal.SIGKILL)
+_KILLED = (None, -9, 128 + 9)
 """How a command may end if one of its processes was killed; 128 + 9 is the exit code of shells."""
 _NAMESPACES = namespaces.NEW_USER | namespaces.NEW_MOUNT | namespaces.NEW_PID
 

@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import PurePosixPath
@@ -21,10 +22,10 @@ _PIECE = 64 << 20
 _MOVED = "a folder was moved while it was copied"
 WORK = "/work"
 """Folder where code in a sandbox starts, and that relative paths start from."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = (
-    os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)  # opening a FIFO must not block before its type is checked
+if sys.platform != "win32":
+    _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # Opening a FIFO must not block before its type is checked.
+    _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Owner = Optional[Callable[[int], None]]  # noqa: UP045  evaluated, and X | None needs Python 3.10
 _Key = tuple[int, int]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,8 @@ FOLDERS = ("/work", "/tmp", "/dev/shm")
 """Folders that can be written."""
 _COPIED = FOLDERS[:2]
 _BYTES_PER_FILE = 8192
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+if sys.platform != "win32":
+    _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def set_up(settings: dict[str, Any], *, copied: bool = False) -> None:

@@ -1,22 +1,29 @@
 """Namespaces and mounts, by ctypes: see namespaces(7) and user_namespaces(7)."""
 
+# Windows lacks the modules and functions that are bound only elsewhere; nothing here runs there.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import array
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 
 from torchrl_agentic.sandbox.inside import rights
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_here = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, which the new process must hold
+if sys.platform != "win32":
+    import fcntl
+
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _here = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, which the new process must hold
+    _CLONE, _KCMP = {"x86_64": (56, 312), "aarch64": (220, 272)}.get(os.uname().machine, (0, 0))
 
 NEW_USER, NEW_MOUNT, NEW_PID, NEW_IPC, NEW_UTS, NEW_NET = (
     0x10000000, 0x00020000, 0x20000000, 0x08000000, 0x04000000, 0x40000000,
@@ -28,7 +35,6 @@ _ENTERED = (
     ("pid", NEW_PID),
 )  # fmt: skip
 """Their names below /proc/self/ns, in the order in which a process can enter them."""
-_CLONE, _KCMP = {"x86_64": (56, 312), "aarch64": (220, 272)}.get(os.uname().machine, (0, 0))
 _KCMP_VM = 1
 _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 

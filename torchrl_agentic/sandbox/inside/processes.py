@@ -1,11 +1,12 @@
 """The processes around a supervisor, read from /proc: list them, measure them, end them."""
 
+# Windows lacks the modules and functions that are bound only elsewhere; nothing here runs there.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import resource
 import signal
 import sys
 import time
@@ -15,7 +16,11 @@ from typing import Any
 
 from torchrl_agentic.sandbox.inside import namespaces, rights
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+if sys.platform != "win32":
+    import fcntl
+    import resource
+
+    _PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_PASSES = 1000
 
 

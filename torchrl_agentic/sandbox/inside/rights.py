@@ -1,21 +1,27 @@
 """System calls by which a process confines itself on Linux: Landlock, seccomp, limits, death signals."""
 
+# Windows lacks the modules and functions that are bound only elsewhere; nothing here runs there.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
 import os
-import resource
 import stat
 import struct
+import sys
 
 TYPE_CHECKING = False  # the import of typing takes longer than all others together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform != "win32":
+    import resource
+
+    _libc = ctypes.CDLL(None, use_errno=True)
 
 _PDEATHSIG, _DUMPABLE, _SECCOMP, _BOUNDING_DROP, _SUBREAPER, _NO_NEW_PRIVS, _AMBIENT = (
     1,

@@ -3,11 +3,13 @@
 The supervisor forks and confines it first. Nothing that it sends is trusted, because the code controls it.
 """
 
+# Windows lacks the modules and functions that are bound only elsewhere; nothing here runs there.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import ast
 import contextlib
-import fcntl
 import io
 import linecache
 import os
@@ -23,6 +25,9 @@ from typing import Any, TextIO
 
 from torchrl_agentic.sandbox.inside import namespaces, rights
 from torchrl_agentic.sandbox.inside.wire import Splitter, pack
+
+if sys.platform != "win32":
+    import fcntl
 
 MAX_VALUE = 8192
 MAX_TRACE = 16384
