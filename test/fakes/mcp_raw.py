@@ -7,7 +7,7 @@ First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to s
 "garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
 "stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
 list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
-them), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
+them, "third" also with as many lists), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
 tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
 and says that they are others now when "second" is called), "restless" (does so with each listing, too),
 "pings" (sends 300 long pings before it answers a call; reads the responses only when "first" is called, and
@@ -86,11 +86,13 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"code": -32000, "message": "the database is asleep"}}
     if method == "tools/call":
         text = (
-            "x" * params["arguments"]["x"]
+            "," * params["arguments"]["x"]
             if mode == "large" and params["arguments"]
             else said(params["name"])
         )
         result: dict[str, Any] = {"content": [{"type": "text", "text": text}]}
+        if mode == "large" and params["name"] == "third":
+            result["structuredContent"] = {"x": [[]] * params["arguments"]["x"]}
         return {"result": {**result, **({"resultType": "complete"} if mode == "modern" else {})}}
     return {"error": {"code": -32601, "message": f"no method {method}"}}
 

@@ -45,6 +45,10 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with reasoning: of DeepSeek and SGLang; of vLLM, Ollama and OpenRouter; of parts of Mistral's."""
 
 
+_MAX_NAME = 1000
+"""Characters of the name of a tool after which no more pieces are added."""
+
+
 class InvalidCompletion(ValueError):
     """A server sent something else than a chat completion."""
 
@@ -54,7 +58,6 @@ class _CallPieces:
     call_id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list[str])
-    index: JSON = None
 
     def add(self, item: JSON) -> None:
         """Add a call or a piece of one; what is not a call becomes its arguments, which no parser reads."""
@@ -65,7 +68,7 @@ class _CallPieces:
             return
         self.call_id = self.call_id or _string(fields.get("id"))
         name = _string(function.get("name"))
-        if name != self.name:  # some servers repeat it in each piece
+        if name != self.name and len(self.name) < _MAX_NAME:  # some servers repeat it in each piece
             self.name += name
         if (arguments := function.get("arguments")) is not None:
             self.arguments.append(_text_of(arguments))
@@ -86,6 +89,7 @@ class Completion:
     _reasoning: list[str] = field(default_factory=list[str])
     _refusal: list[str] = field(default_factory=list[str])
     _calls: list[_CallPieces] = field(default_factory=list[_CallPieces])
+    _latest: dict[str, _CallPieces] = field(default_factory=dict[str, _CallPieces])  # by index
 
     @property
     def has_failed(self) -> bool:
@@ -149,16 +153,17 @@ class Completion:
             self._reasoning.append(thought if isinstance(thought, str) else content_text(thought))
 
     def _new_call(self, item: JSON) -> _CallPieces:
-        self._calls.append(_CallPieces(index=(fields_of(item) or {}).get("index")))
-        return self._calls[-1]
+        call = _CallPieces()
+        self._calls.append(call)
+        self._latest[str((fields_of(item) or {}).get("index"))] = self._latest["None"] = call
+        return call
 
     def _call_of(self, item: JSON) -> _CallPieces:
         """Return the call that a piece belongs to: by its index, unless a new id says otherwise."""
         fields = fields_of(item) or {}
-        index, call_id = fields.get("index"), _string(fields.get("id"))
-        known = [call for call in self._calls if index is None or call.index == index]
-        if known and (not call_id or known[-1].call_id in ("", call_id)):
-            return known[-1]
+        call_id, known = _string(fields.get("id")), self._latest.get(str(fields.get("index")))
+        if known is not None and (not call_id or known.call_id in ("", call_id)):
+            return known
         return self._new_call(item)
 
     def message(self, before: Sequence[Mapping[str, Any]]) -> Message:

@@ -14,7 +14,7 @@ from torchrl_agentic.messages import DispatchResult, Message, ParsedCall, Status
 from torchrl_agentic.parsers import get_parser
 
 _ROLE = re.compile(r"^[ \t]*(system|user|assistant|tool)[ \t]*$", re.MULTILINE)
-_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_NOT_BLANK = re.compile(r"\S")
 _MISSING = "the dump has no result of this call"
 
 
@@ -69,11 +69,17 @@ def _answered(text: str) -> Iterator[tuple[str, str]]:
     marks = [(m[1], m.start(), m.end()) for m in _ROLE.finditer(text) if m[1] != "system"]
     last_answer = max((start for role, start, _ in marks if role == "assistant"), default=-1)
     role, begin = "assistant", 0
+    first = call = -1  # positions behind `begin` of the first text and of the first call
     for name, start, stop in marks:
+        if first < begin:
+            found = _NOT_BLANK.search(text, begin)
+            first = len(text) if found is None else found.start()
+        if call < begin and (call := text.find("</tool_call>", begin)) < 0:
+            call = len(text)
         if name == "assistant":
-            is_mark = role != "assistant" or not text[begin:start].strip()
+            is_mark = role != "assistant" or first >= start
         else:
-            is_mark = start < last_answer or "</tool_call>" in text[begin:start]
+            is_mark = start < last_answer or call < start
         if not is_mark:
             continue
         if text[begin:start].strip() or role != "assistant":
@@ -98,9 +104,20 @@ def _missing(call: ParsedCall) -> ToolResult:
     return replace(ToolResult.from_text("", status=Status.SKIPPED), notes=(_MISSING,))
 
 
+def _responses(text: str) -> Iterator[str]:
+    """Yield what is in `<tool_response>`."""
+    start = 0
+    while (begin := text.find("<tool_response>", start)) >= 0:
+        begin += len("<tool_response>")
+        if (end := text.find("</tool_response>", begin)) < 0:
+            return
+        yield text[begin:end].removeprefix("\n").removesuffix("\n")
+        start = end
+
+
 def _with_results(turn: Turn, role: str, text: str) -> Turn | None:
     """Return the turn with the results of a section, or None if it has none, or too many for the calls."""
-    texts = _RESPONSE.findall(text) or ([text] if role == "tool" else [])
+    texts = [*_responses(text)] or ([text] if role == "tool" else [])
     waiting = [n for n, result in enumerate(turn.outcome.results) if _MISSING in result.notes]
     if not texts or len(texts) > len(waiting):
         return None

@@ -60,6 +60,16 @@ asyncio.run(main())
     assert "the response has 100,000,0" in done.stdout, done.stderr
 
 
+async def test_a_response_of_too_many_values_fails_only_its_call(opened, raw):
+    """Each takes fifty times its bytes, and microseconds; those inside of a text are not counted."""
+    async with opened(raw("large")) as server:
+        pid = await server.text("pid")
+        with pytest.raises(ToolError, match="more than the allowed 50,000 values; request a smaller part"):
+            await server.call("third", x=60_000)
+        assert await server.text("first", x=60_000) == "," * 60_000
+        assert await server.text("pid") == pid
+
+
 async def test_a_server_may_send_many_requests_if_it_reads_the_responses(opened, raw):
     async with opened(raw("pings")) as server:
         assert await server.text("first") == "first"
@@ -94,7 +104,7 @@ def test_request_id_is_found_at_both_ends_of_a_message(before, number, is_last):
         {"jsonrpc": "2.0", **result, "id": number} if is_last else {"jsonrpc": "2.0", "id": number, **result},
         ensure_ascii=False,
     ).encode()
-    message = answer_too_large(line[:ENDS], line[-ENDS:], len(line), 10)
+    message = answer_too_large(line[:ENDS], line[-ENDS:], "too large")
     assert message is not None
     assert message.message.id == number
 
@@ -112,7 +122,7 @@ def test_request_id_is_found_at_both_ends_of_a_message(before, number, is_last):
 def test_messages_without_a_response_are_ignored(head):
     from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
 
-    assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', 10_000, 10) is None
+    assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', "too large") is None
 
 
 def answering(make):
@@ -133,7 +143,7 @@ def answering(make):
                 ),
                 media_type="application/json",
             )
-        result = {"content": [{"type": "text", "text": "x" * 3_000_000}]}
+        result = {"content": [{"type": "text", "text": ",x" * 1_500_000}]}
         return make(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode())
 
     return Starlette(routes=[Route("/mcp", handle, methods=["POST"])])
@@ -150,6 +160,22 @@ def in_pieces(body):
 
 def as_event(body):
     return Response(b"data: " + body + b"\n\n", media_type="text/event-stream")
+
+
+def in_lines(body):
+    """Return an event whose data has many lines; the values of all count."""
+    return as_event(body.replace(b"[], ", b"[],\r\ndata: "))
+
+
+@pytest.mark.parametrize("make", [as_json, in_pieces, as_event, in_lines])
+async def test_http_response_of_too_many_values_fails_only_its_call(opened, make):
+    values = b'"structuredContent": {"a": [' + b"[], " * 60_000 + b'[]]}, "content"'
+    with serving(answering(lambda body: make(body.replace(b'"content"', values)))) as url:
+        async with opened(MCPServerConfig(url=f"{url}/mcp", transport="streamable_http")) as server:
+            for _ in range(2):
+                with pytest.raises(ToolError, match="more than the allowed 50,000 values"):
+                    await server.call("first")
+            assert server.toolset.shared().restarts == 0
 
 
 @pytest.mark.parametrize("make", [as_json, in_pieces, as_event])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
+from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, has_too_many_values, too_large
 
 CONNECT_S = 10.0
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ async def sse(config: MCPServerConfig, answers: Answers, max_result_bytes: int) 
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """A body that raises an error after `most` bytes."""
+    """A body that raises an error after `most` bytes, or if it is JSON of too many values."""
 
     def __init__(self, stream: Any, most: int, *, is_packed: bool) -> None:
         self._stream, self._most, self._is_packed = stream, most, is_packed
@@ -96,11 +98,35 @@ class _Bounded(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._is_packed:
             raise httpx2.StreamError("the response is compressed, although the request did not allow it")
-        size = 0
+        body = bytearray()
         async for data in self._stream:
-            size += len(data)
-            if size > self._most:
+            body += data
+            if len(body) > self._most:
                 raise httpx2.StreamError(too_large(None, self._most))
+        if has_too_many_values(body):
+            raise httpx2.StreamError(TOO_MANY)
+        yield bytes(body)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _Events(httpx2.AsyncByteStream):
+    """A stream of events that raises an error before one whose JSON has too many values is complete."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        event = bytearray()
+        async for data in self._stream:
+            start = max(0, len(event) - 3)
+            event += data
+            while (end := _EVENT_END.search(event, start)) is not None:
+                if has_too_many_values(event[: end.end()]):
+                    raise httpx2.SSEError(TOO_MANY)
+                del event[: end.end()]
+                start = 0
             yield data
 
     async def aclose(self) -> None:
@@ -109,8 +135,10 @@ class _Bounded(httpx2.AsyncByteStream):
 
 def _client(config: MCPServerConfig, answers: Answers, max_result_bytes: int) -> httpx2.AsyncClient:
     async def bound(response: httpx2.Response) -> None:
-        """Bound a body that is read as a whole; the SDK bounds each event of a stream."""
-        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        """Bound a body that is read as a whole; the SDK bounds the bytes of each event of a stream."""
+        if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+            response.stream = _Events(response.stream)
+        else:
             is_packed = response.headers.get("content-encoding", "identity").lower() != "identity"
             response.stream = _Bounded(response.stream, max_result_bytes, is_packed=is_packed)
 

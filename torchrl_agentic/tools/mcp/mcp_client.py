@@ -42,7 +42,7 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
 from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport, too_large
+from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, Transport, too_large
 from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ _NO_ANSWER = (
 _TOO_LARGE = (
     "SSE stream failed: Server-sent event exceeded",
     "Failed to parse JSON response: the response has more",
+    f"SSE stream failed: {TOO_MANY}",
 )
 CLOSE_S = 8.0
 """Seconds that closing may take before it is cancelled."""
@@ -275,7 +276,8 @@ class MCPClient:
             raise TimeoutError(f"no response within {timeout:.3g} s") from None
         except MCPError as error:
             if error.message.startswith(_TOO_LARGE):
-                raise ToolError(too_large(None, self.max_result_bytes)) from error
+                is_long = not error.message.endswith(TOO_MANY)
+                raise ToolError(too_large(None, self.max_result_bytes) if is_long else TOO_MANY) from error
             raise self._failure(connection, error) or ToolError(
                 error.message, {"code": error.code, "data": error.data}
             ) from error

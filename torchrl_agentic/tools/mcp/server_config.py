@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from torchrl_agentic.sandbox import Sandbox
+from torchrl_agentic.text import count_json_values
 
 Transport: TypeAlias = Literal["auto", "stdio", "sse", "streamable_http"]
 MAX_RESULT_BYTES = 16 << 20
@@ -143,6 +144,16 @@ def too_large(size: int | None, most: int) -> str:
     """
     found = "" if size is None else f"{size:,} bytes, "
     return f"the response has {found}more than the allowed {most:,} bytes; request a smaller part"
+
+
+MAX_VALUES = 50_000
+"""Most values in the JSON of a message: to read one takes up to 10 µs, in which nothing else runs."""
+TOO_MANY = f"the response has more than the allowed {MAX_VALUES:,} values; request a smaller part"
+
+
+def has_too_many_values(data: bytes | bytearray) -> bool:
+    """Return whether the JSON of a message has more than `MAX_VALUES` values."""
+    return count_json_values(data, MAX_VALUES) > MAX_VALUES
 
 
 def _check_command(config: MCPServerConfig) -> None:

@@ -27,7 +27,7 @@ from torchrl_agentic.sandbox.base import Process
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import ServerProcess, start_server
 from torchrl_agentic.text import printable
-from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, too_large
+from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, has_too_many_values, too_large
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +171,13 @@ async def _receive(
                             await asyncio.sleep(0)  # thousands of lines that are no messages may come at once
                         if (size := skipped + len(line)) > max_bytes:
                             head = head or bytes(line[:ENDS])
-                            message = answer_too_large(head, bytes(line[-ENDS:]), size, max_bytes)
+                            error = too_large(size, max_bytes)
+                            message = answer_too_large(head, bytes(line[-ENDS:]), error)
                             if message is None:
                                 _pass_over(config, head, report)
                             head, skipped = b"", 0
+                        elif has_too_many_values(line):
+                            message = answer_too_large(bytes(line[:ENDS]), bytes(line[-ENDS:]), TOO_MANY)
                         else:
                             message = _message(config, bytes(line), report)
                         if message is not None:
@@ -193,14 +196,13 @@ async def _receive(
                         report.how = await process.wait()
 
 
-def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionMessage | None:
+def answer_too_large(head: bytes, tail: bytes, message: str) -> SessionMessage | None:
     """Return an error response in place of a response that is too long.
 
     Args:
         head: First bytes of the message. Servers write the id before or after the result.
         tail: Last bytes of the message.
-        size: Bytes of the message.
-        most: Most bytes allowed.
+        message: What is too large.
 
     Returns:
         The error response, or None if the message is not a response or its id is not found.
@@ -216,7 +218,7 @@ def answer_too_large(head: bytes, tail: bytes, size: int, most: int) -> SessionM
         return None
     if isinstance(found, bool) or not isinstance(found, int | str):
         return None
-    error = ErrorData(code=INTERNAL_ERROR, message=too_large(size, most))
+    error = ErrorData(code=INTERNAL_ERROR, message=message)
     return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found, error=error))
 
 

@@ -29,6 +29,7 @@ from torchrl_agentic.tools.wrappers.base import CallLater, Wrapped, pause
 
 logger = logging.getLogger(__name__)
 
+_MOST_LOGGED = 5  # lines that cannot be read
 SCHEMA_VERSION = 2
 _ERRORS: Mapping[str, type[Exception]] = {
     "stop": StopSignal, "tool": ToolError, "infra": InfrastructureError, "timeout": TimeoutError
@@ -221,19 +222,24 @@ class Cassette:
         return f"{self.scope}/{name}" if self.scope else name
 
     def _read(self) -> list[Entry]:
-        """Return all entries; log and skip lines that cannot be read."""
+        """Return all entries; skip lines that cannot be read, and log the first ones."""
         with self._lock:
             if self._entries is not None:
                 return self._entries
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
             entries = self._entries = []
+            skipped = 0
             for number, line in enumerate(lines, 1):
                 try:
                     if line.strip():
                         self._add(entries, Entry.from_json(read_json(line, max_depth=MAX_LINE_DEPTH)))
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     kind = type(error).__name__
-                    logger.warning("%s, line %s, skipped: %s: %s", self.path, number, kind, error)
+                    if skipped < _MOST_LOGGED:
+                        logger.warning("%s, line %s, skipped: %s: %s", self.path, number, kind, error)
+                    skipped += 1
+            if skipped > _MOST_LOGGED:
+                logger.warning("%s: %s lines in all are skipped", self.path, skipped)
             return entries
 
     def _add(self, entries: list[Entry], entry: Entry) -> None:
