@@ -7,11 +7,11 @@ First argument: "" (well behaved, tools on pages of two), "rubbish" (prints to s
 "garbage" (answers calls against the protocol), "own_error" (answers calls with an error of code -32000),
 "stubborn" (ignores the end of stdin, and SIGTERM), "noisy" (writes escapes to stderr and ends), "refuses" (to
 list its tools), "large" (answers calls with as many bytes as `x` says, its tool "second" with the id behind
-them, "third" also with as many lists), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000 characters), "described" (describes its
-tools "first" and "first.file" as the file DESCRIPTION says, offers those in the file TOOLS if there is one,
-and says that they are others now when "second" is called), "restless" (does so with each listing, too),
-"pings" (sends 300 long pings before it answers a call; reads the responses only when "first" is called, and
-gives all the same id when "third" is called).
+them, "third" also with as many lists), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000
+characters), "described" (describes its tools "first" and "first.file" as the file DESCRIPTION says, offers
+those in the file TOOLS if there is one, and says that they are others now when "second" is called),
+"restless" (does so with each listing, too), "pings" (sends 300 long pings before it answers a call; reads the
+responses only when "first" is called, and gives all the same id when "third" is called).
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def main(mode: str) -> None:
             continue
         if mode == "rubbish":
             print("DEBUG: got", message["method"], flush=True)
+            print("{}\n" * 50_000, end="", flush=True)
             sys.stdout.buffer.write(b"\xff\xfe{no json\n")
         if message["method"] == "subscriptions/listen":
             number = message["id"]
