@@ -10,9 +10,8 @@ list its tools), "large" (answers calls with as many bytes as `x` says, its tool
 them, "third" also with as many lists), "many" (lists 1,001 tools), "wordy" (describes tools in 300,000
 characters), "described" (describes its tools "first" and "first.file" as the file DESCRIPTION says, offers
 those in the file TOOLS if there is one, and says that they are others now when "second" is called),
-"restless" (does so with each listing, too), "pings" (sends 300 long pings before it answers a call; reads
-the responses only when "first" is called, and
-gives all the same id when "third" is called).
+"restless" (does so with each listing, too), "pings" (sends 300 long pings before it answers a call; reads the
+responses only when "first" is called, and gives all the same id when "third" is called).
 """
 
 from __future__ import annotations
@@ -147,6 +146,7 @@ def main(mode: str) -> None:
             continue
         if mode == "rubbish":
             print("DEBUG: got", message["method"], flush=True)
+            print("{}\n" * 50_000, end="", flush=True)
             sys.stdout.buffer.write(b"\xff\xfe{no json\n")
         if message["method"] == "subscriptions/listen":
             number = message["id"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.limit import limit
+from helpers.loop_stalls import no_stalls
 
 from torchrl_agentic.repl import ReplResult, SubprocessRepl
 from torchrl_agentic.repl.base import LOST
@@ -111,7 +112,7 @@ async def _result(header: dict[str, object], *fields: bytes) -> ReplResult:
         ({**HEADER, "stopped": []}, *DONE),
         ({**HEADER, "omitted": True}, *DONE),
         ({**HEADER, "how": {"a": 1}}, *ENDED),
-        (HEADER, *DONE, *[b""] * 100),
+        (HEADER, *DONE, *[b""] * 1_000_000),
         ({**HEADER, "padding": [0] * 400_000}, *DONE),
         pack(b'{"id": 0}') * 10,
         pack() * 10,
@@ -119,7 +120,8 @@ async def _result(header: dict[str, object], *fields: bytes) -> ReplResult:
     ids=lambda sent: repr(sent)[:60],
 )
 async def test_invalid_answer_is_the_end_of_the_interpreter(sent: Any):
-    result, after = await _results(sent)
+    async with no_stalls():
+        result, after = await _results(sent)
     assert (result.status, result.state_lost) == ("died", True)
     assert LOST in result.message
     assert "invalid" in result.message
