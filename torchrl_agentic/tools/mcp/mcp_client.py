@@ -263,8 +263,9 @@ class MCPClient:
         except MCPError as error:
             if error.message.startswith(_TOO_LARGE):
                 raise ToolError(too_large(None, self.max_result_bytes)) from error
+            lines = error.message.split("\n")
             raise self._failure(connection, error) or ToolError(
-                error.message, {"code": error.code, "data": error.data}
+                "\n".join(map(printable, lines)), {"code": error.code, "data": error.data}
             ) from error
         except ValidationError as error:
             raise self._garbage(error) from error
