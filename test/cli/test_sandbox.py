@@ -36,6 +36,7 @@ def test_all_tiers_are_listed_and_the_first_that_works_is_used():
     used = next(kind for kind, reason in tiers() if reason is None)
     assert f"torchrl-agentic check sandbox {used.name}" in said
     assert said.count("used") == 1
+    assert "disk_total is not enforced: the files are in a folder of the host, which has no quota" in said
 
 
 def test_a_tier_that_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch):

@@ -83,7 +83,7 @@ def answer(mode: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "tools/call" and mode == "garbage":
         return {"result": {"content": "no list"}}
     if method == "tools/call" and mode == "own_error":
-        return {"error": {"code": -32000, "message": "the database is asleep"}}
+        return {"error": {"code": -32000, "message": "the database\nis \x1b[31masleep"}}
     if method == "tools/call":
         text = (
             "," * params["arguments"]["x"]

@@ -108,7 +108,7 @@ def test_a_case_is_left_out_only_for_a_reason():
     assert named(HARMLESS[0]).skip_reason(Undeclared(), {"host_files"}) == "cannot be tested here: host_files"
     total = named("limits: all files together are bounded")
     declared_total = type("Small", (Undeclared,), {"limits_enforced": {"disk_total": False}})
-    assert "does not enforce disk_total" in (total.skip_reason(declared_total()) or "")
+    assert "does not enforce disk_total: it isolates nothing" in (total.skip_reason(declared_total()) or "")
 
 
 async def test_outcomes_name_the_failure_and_its_reason():

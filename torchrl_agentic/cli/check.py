@@ -145,18 +145,21 @@ _SHOWN = {"passed": ("passed", "green"), "excused": ("declared", "yellow"), "fai
 
 def show_tiers(console: Console) -> bool:
     """Print the sandboxes of this machine, from strong to weak; return whether any of them works."""
-    from torchrl_agentic.sandbox import cgroups
-    from torchrl_agentic.sandbox.tiers import tiers
+    from torchrl_agentic.sandbox.tiers import tiers, why_not_enforced
 
     table = Table(title="Sandboxes, from strong to weak", title_justify="left", box=box.SIMPLE)
     for column in ("sandbox", "here", "enforced", "not enforced"):
         table.add_column(column, no_wrap=column == "sandbox")
-    used, unheld = None, False
+    used, reasons = None, dict[str, list[str]]()
     for kind, reason in tiers():
         if reason is not None:
             table.add_row(kind.name, Text(f"does not work: {reason}", style="red"), "", "")
             continue
-        held = kind().limits_enforced
+        made = kind()
+        held = made.limits_enforced
+        for limit in held:
+            if reason := why_not_enforced(made, limit):
+                reasons.setdefault(f"{limit} is not enforced: {reason}", []).append(kind.name)
         table.add_row(
             kind.name,
             Text("used", style="bold green")
@@ -166,10 +169,9 @@ def show_tiers(console: Console) -> bool:
             ", ".join(name for name in held if not held[name]),
         )
         used = used or kind.name
-        unheld = unheld or held.get("memory_total") is False
     console.print(table)
-    if unheld and (reason := cgroups.why_not()) is not None:
-        console.print(Text(f"memory_total is not enforced: {reason}", style="yellow"))
+    for reason, names in reasons.items():
+        console.print(Text(f"{', '.join(names)}: {reason}", style="yellow"))
     if used is None:
         console.print(Text("No sandbox works here, so model-written code cannot be run.", style="red"))
     else:

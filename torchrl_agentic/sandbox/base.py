@@ -140,6 +140,8 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
     """Number of times that the sandbox lost all processes and files and continued empty."""
     not_stopped: ClassVar[frozenset[str]] = frozenset()
     """Names from `THREATS` that this sandbox does not stop. The conformance cases test all others."""
+    unenforced: ClassVar[Mapping[str, str]] = {}
+    """Why this kind of sandbox does not enforce a limit, by its name; see `tiers.why_not_enforced`."""
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         self.limits = limits or ResourceLimits()

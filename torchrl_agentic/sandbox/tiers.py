@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from torchrl_agentic.errors import SandboxError
-from torchrl_agentic.sandbox import bubblewrap, forkserver_sandbox, landlock
+from torchrl_agentic.sandbox import bubblewrap, cgroups, forkserver_sandbox, landlock
 from torchrl_agentic.sandbox.base import Sandbox
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
 from torchrl_agentic.sandbox.seatbelt import SeatbeltSandbox
@@ -25,6 +25,21 @@ TIERS: tuple[tuple[type[Sandbox], Callable[[], str | None]], ...] = (
 def tiers() -> tuple[tuple[type[Sandbox], str | None], ...]:
     """Test all tiers. Return each with the reason why it does not work here, or None."""
     return tuple((kind, reason()) for kind, reason in TIERS)
+
+
+def why_not_enforced(sandbox: Sandbox, limit: str) -> str | None:
+    """Return why a sandbox does not enforce a limit here; None if it does.
+
+    Args:
+        sandbox: The sandbox.
+        limit: A name of `limits_enforced`.
+    """
+    if sandbox.limits_enforced.get(limit, False):
+        return None
+    of_groups = cgroups.why_not() if limit == "memory_total" else None
+    return (
+        sandbox.unenforced.get(limit) or of_groups or "code inside can raise it, or there is no means for it"
+    )
 
 
 def default_sandbox(limits: ResourceLimits | None = None) -> Sandbox:

@@ -34,6 +34,7 @@ class UnsafeSubprocessSandbox(FolderSandbox):
     isolated: ClassVar[bool] = False
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "allowlist", "full"})
     not_stopped: ClassVar[frozenset[str]] = frozenset(THREATS)
+    unenforced: ClassVar[Mapping[str, str]] = dict.fromkeys(enforced(), "it isolates nothing")
 
     @property
     def limits_enforced(self) -> Mapping[str, bool]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, TypeVar
 
 from torchrl_agentic.errors import SandboxError
 from torchrl_agentic.sandbox import cgroups
@@ -23,6 +23,13 @@ class FolderSandbox(Sandbox):
     A subclass calls `_make_place` in `open`, and passes the children that it starts to `_keep` or
     `_communicate`.
     """
+
+    unenforced: ClassVar[Mapping[str, str]] = {
+        "disk_total": "the files are in a folder of the host, which has no quota",
+        "max_processes": "the system counts the processes of the whole user",
+        "memory_bytes": "the system has no such limit",
+        "seccomp": "there is no filter for this system or processor",
+    }
 
     def __init__(self, limits: ResourceLimits | None = None) -> None:
         super().__init__(limits)

@@ -116,7 +116,7 @@ async def test_an_error_of_the_tool_is_an_error(opened, demo):
 
 async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):
     async with opened(raw("own_error")) as server:
-        with pytest.raises(ToolError, match="the database is asleep") as caught:
+        with pytest.raises(ToolError, match="the database\nis ␛\\[31masleep") as caught:
             await server.call("first")
         assert caught.value.detail["code"] == -32000  # also the SDK's code for a connection that was closed
         assert server.toolset.shared().restarts == 0

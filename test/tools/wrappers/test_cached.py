@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import pickle
+import threading
 
 import pytest
 from helpers.wrapper_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
@@ -10,7 +11,7 @@ from helpers.wrapper_tools import Gated, Notes, Scripted, add, ask, by_hand, ctx
 from torchrl_agentic import RateLimiter
 from torchrl_agentic.dispatch import Dispatcher
 from torchrl_agentic.errors import InfrastructureError, ToolError
-from torchrl_agentic.messages import ParsedCall, Status, Timing, ToolResult
+from torchrl_agentic.messages import JsonPart, ParsedCall, Status, Timing, ToolResult
 from torchrl_agentic.testing import run_skipping
 from torchrl_agentic.tools import Budgeted, Cached
 from torchrl_agentic.tools.base import Effects, Tool
@@ -22,6 +23,29 @@ async def test_a_call_that_was_answered_is_not_run_again():
     first, again, other = await ask(tool, {"q": 1}, {"q": 1}, {"q": 2})
     assert (first.text, again.text, other.text) == ("a", "a", "b")
     assert (first.meta, again.meta) == (None, {"cached": True})
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_what_one_call_changes_in_its_result_is_not_in_those_of_others(together):
+    def made():
+        return ToolResult((JsonPart({"a": [1]}),), meta={"seen": []}, metrics={"n": [1]})
+
+    tool = Cached(Scripted(made()), "global")
+    whole = await ask(tool, *[{"q": 1}] * 2) if together else [await by_hand(tool, q=1) for _ in range(2)]
+    for one in whole:
+        assert one.meta["seen"] == []
+        one.meta["seen"].append("changed")
+        one.parts[0].data["a"].append(2)
+        one.metrics["n"].append(2)
+    again = await by_hand(tool, q=1)
+    assert (again.parts, again.metrics) == (made().parts, made().metrics)
+    assert again.meta == {"seen": [], "cached": True}
+
+
+async def test_a_result_that_cannot_be_copied_is_not_shared():
+    tool = Cached(Scripted(ToolResult(meta={"lock": threading.Lock()}), "b"))
+    first, again = await ask(tool, {"q": 1}, {"q": 1})
+    assert (first.text, again.text, len(tool.store)) == ("", "b", 0)
 
 
 @pytest.mark.parametrize(

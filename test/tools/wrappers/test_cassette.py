@@ -264,6 +264,36 @@ async def test_broken_line_is_skipped_and_later_lines_are_read(path, caplog):
     assert "line 2, skipped" in caplog.text
 
 
+async def test_trajectories_that_replay_one_call_share_nothing_that_can_be_changed(path):
+    recorder = Recorded(Scripted(ToolResult((JsonPart({"a": []}),), meta={"seen": []})), path)
+    await by_hand(recorder, q=1)
+    await recorder.teardown()
+    cassette = Cassette(path)
+    for _ in range(2):
+        found = await by_hand(Replayed(Scripted(), cassette), q=1)
+        assert (found.meta, found.parts) == ({"seen": []}, (JsonPart({"a": []}),))
+        found.meta["seen"].append(1)
+        found.parts[0].data["a"].append(1)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ['"seconds":"1"', '"seconds":-1', '"seconds":true', '"seconds":null', '"seconds":1e999', '"id":5',
+     '"tool":[1]', '"trajectory":null', '"result":5', '"error":{"kind":"tool","type":"T","text":7}'],
+)  # fmt: skip
+async def test_a_line_with_a_field_of_another_kind_is_skipped(path, field, caplog):
+    """It would be a crash in the middle of a replay, or a wait without end."""
+    await by_hand(Recorded(add, path), a=1)
+    line, name = json.loads(path.read_text()), field.partition(":")[0].strip('"')
+    if name == "error":
+        del line["result"]
+    text = json.dumps({**line, name: "FIELD"}).replace(f'"{name}": "FIELD"', field)
+    with path.open("a") as file:
+        file.write(text + "\n")
+    assert len(Cassette(path)) == 1
+    assert "line 2, skipped" in caplog.text
+
+
 def nested(depth):
     value = 1
     for _ in range(depth):

@@ -13,6 +13,7 @@ from typing import Protocol
 from torchrl_agentic.sandbox.base import THREATS, Sandbox
 from torchrl_agentic.sandbox.conformance.attack_cases import check_attacks_stopped
 from torchrl_agentic.sandbox.resource_limits import ResourceLimits
+from torchrl_agentic.sandbox.tiers import why_not_enforced
 
 HANG_S = 60.0
 """Seconds after which a step of a case counts as hung; a busy machine must change no verdict."""
@@ -101,8 +102,8 @@ def missing_requirement(sandbox: Sandbox, need: str) -> str | None:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return f"{sandbox.name} cannot be sent to another process: {error}"
         return None
-    held = sandbox.limits_enforced.get(need, False)
-    return None if held else f"{sandbox.name} does not enforce {need}"
+    reason = why_not_enforced(sandbox, need)
+    return None if reason is None else f"{sandbox.name} does not enforce {need}: {reason}"
 
 
 class CaseGroup:

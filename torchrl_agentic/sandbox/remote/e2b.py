@@ -62,6 +62,9 @@ class E2BSandbox(RemoteSandbox["AsyncSandbox"]):
     package: ClassVar[str] = "e2b"
     not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "loopback", "full"})
+    unenforced: ClassVar[Mapping[str, str]] = {
+        "seccomp": "the kernel is that of a virtual machine of its own"
+    }
     counts_processes: ClassVar[bool] = True
     programs = (*RemoteSandbox.programs, "perl", "setpriv")
     prefix: ClassVar[tuple[str, ...]] = ("setpriv", "--no-new-privs", "--")

@@ -71,6 +71,12 @@ class ModalSandbox(RemoteSandbox["modal.Sandbox"]):
     package: ClassVar[str] = "modal"
     not_stopped: ClassVar[frozenset[str]] = frozenset({"daemons", "processes"})
     network: ClassVar[frozenset[Network]] = frozenset({"none", "full"})
+    unenforced: ClassVar[Mapping[str, str]] = {
+        "disk_total": "Modal has no limit for it",
+        "max_processes": "Modal has no limit for it",
+        "memory_total": "it is that of memory_bytes, which is not set",
+        "seccomp": "the filter is that of Modal",
+    }
 
     def __init__(
         self,

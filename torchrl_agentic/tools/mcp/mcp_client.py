@@ -278,8 +278,9 @@ class MCPClient:
             if error.message.startswith(_TOO_LARGE):
                 is_long = not error.message.endswith(TOO_MANY)
                 raise ToolError(too_large(None, self.max_result_bytes) if is_long else TOO_MANY) from error
+            lines = error.message.split("\n")
             raise self._failure(connection, error) or ToolError(
-                error.message, {"code": error.code, "data": error.data}
+                "\n".join(map(printable, lines)), {"code": error.code, "data": error.data}
             ) from error
         except ValidationError as error:
             raise self._garbage(error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -25,7 +26,8 @@ class Cached(Wrapped):
     Equal calls that overlap run once; a call that waits for another one holds no slot of a limiter. If the
     running call is cancelled, the next waiting call runs. If it fails or times out, each waiting call runs by
     itself, so that none waits for two timeouts. An ERROR result answers all waiting calls. Only OK results
-    are cached, the most recently used ones. The `meta` of a result from the cache has "cached".
+    are cached, the most recently used ones. Each call gets a copy of its own, whose `meta` has "cached"; a
+    result that cannot be copied is not shared.
 
     Args:
         tool: A tool without effects; it must return the same result for the same arguments.
@@ -91,7 +93,7 @@ class Cached(Wrapped):
         store, loop = self.store, asyncio.get_running_loop()
         while True:
             if (found := store.get(key)) is not None:
-                return found
+                return _copied(found)
             flight = store.flights.get(key)
             if flight is None or flight.outcome.get_loop() is not loop:
                 return await self._lead(key, args, ctx)
@@ -99,7 +101,7 @@ class Cached(Wrapped):
                 ctx.slot.release()
             found, ctx = await ctx.queue(flight.wait())
             if isinstance(found, ToolResult):
-                return found
+                return _copied(found)
             if ctx.slot is not None:
                 _, ctx = await ctx.queue(ctx.slot.acquire())
             if found == "failed":
@@ -124,6 +126,12 @@ class Cached(Wrapped):
             if store.flights.get(key) is flight:
                 del store.flights[key]
             flight.outcome.set_result(shared)
+
+
+def _copied(result: ToolResult) -> ToolResult:
+    """Return a result of which no part is shared with another trajectory, which might change it."""
+    parts, meta, metrics = copy.deepcopy((result.parts, result.meta, result.metrics))
+    return replace(result, parts=parts, meta=meta, metrics=metrics)
 
 
 class Flight:
@@ -191,11 +199,15 @@ class Store:
             result: Result of the call.
 
         Returns:
-            A copy that waiting calls may share, or None if they have to run themselves.
+            A copy of which waiting calls get copies, or None if they have to run themselves, also because
+            the result holds what cannot be copied.
         """
         if result.status not in (Status.OK, Status.ERROR):
             return None
-        shared = replace(result, timing=None, meta={**(result.meta or {}), "cached": True})
+        try:
+            shared = _copied(replace(result, timing=None, meta={**(result.meta or {}), "cached": True}))
+        except Exception:  # values in `meta` are those of the tool
+            return None
         if result.status is Status.OK:
             with self._lock:
                 self._results[key] = shared

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import difflib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -80,12 +82,18 @@ class Entry:
         args = None if data["args"] is None else canonical_json(data["args"])
         outcome = {name: data[name] for name in ("result", "error") if name in data}
         outcome_from_json(outcome)  # raises while the file is read, instead of at the replay
-        return cls(data["trajectory"], data["tool"], data["id"], args, data["seconds"], outcome)
+        where = data["trajectory"], data["tool"], data["id"]
+        if not all(isinstance(one, str) for one in (*where, *_texts(outcome))):
+            raise TypeError("trajectory, tool, id, and the type and text of an error are texts")
+        seconds = data["seconds"]
+        if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf) or isinstance(seconds, bool):
+            raise ValueError(f"seconds is a number of 0 or more; got {seconds!r:.80}")
+        return cls(*where, args, seconds, outcome)
 
     @property
     def outcome(self) -> Outcome:
         """The result, or the error that the tool raised."""
-        return outcome_from_json(self.data)
+        return outcome_from_json(copy.deepcopy(self.data))  # trajectories share the entry
 
     def line(self) -> bytes:
         """Return the line of the entry; `meta`, metrics and details that are not JSON are left out."""
@@ -424,6 +432,11 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     crash = cast("type[Exception]", type(error["type"], (RuntimeError,), {}))  # the model has read this name
     detail = [error["detail"]] if "detail" in error else []
     return _ERRORS.get(error["kind"], crash)(error["text"], *detail)
+
+
+def _texts(data: Mapping[str, Any]) -> list[Any]:
+    """Return the values of an outcome that must be texts."""
+    return [data["error"].get(name) for name in ("kind", "type", "text")] if "result" not in data else []
 
 
 def _readable(part: ToolResultPart) -> ToolResultPart:
