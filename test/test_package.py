@@ -53,10 +53,10 @@ def test_tool_compose_loads_no_more_of_the_package_than_it_needs():
     assert int(_fresh(code)) <= MAX_LINES_FOR_TOOL_COMPOSE
 
 
-@pytest.mark.parametrize("name", torchrl_agentic.__all__)
-def test_each_public_name_is_there(name: str):
-    assert getattr(torchrl_agentic, name) is getattr(torchrl_agentic, name)
-    assert name in dir(torchrl_agentic)
+def test_each_public_name_is_there():
+    for name in torchrl_agentic.__all__:
+        assert getattr(torchrl_agentic, name) is getattr(torchrl_agentic, name)
+        assert name in dir(torchrl_agentic)
 
 
 def test_public_names_are_sorted_once_and_cover_the_lazy_ones():
@@ -71,9 +71,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error(package):
         _ = package.no_such_name
 
 
-@pytest.mark.parametrize("name", torchrl_agentic.testing.__all__)
-def test_each_name_of_testing_is_there(name: str):
-    assert getattr(torchrl_agentic.testing, name)
+def test_each_name_of_testing_is_there():
+    assert all(getattr(torchrl_agentic.testing, name) for name in torchrl_agentic.testing.__all__)
 
 
 def test_tool_is_the_decorator_after_its_module_was_imported_too():
