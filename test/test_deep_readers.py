@@ -1,56 +1,45 @@
 """For deeply nested text and values, every reader returns a value or raises its documented error."""
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
-from helpers.deep_readers import DEEPEST, READERS
-from helpers.processes import started
+from helpers.deep_readers import DEEPEST, READERS, answer
+from helpers.forked import PROCESSES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchrl_agentic.text import MAX_DEPTH
-
-HERE = Path(__file__).parent
 
 
 class Child:
     """A process that reads; a new one takes the place of one that died."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._stack = contextlib.ExitStack()
+        self._process: Any = None
 
     def ask(self, *case: object) -> str:
         """Return what became of a case: "value", "refused", another exception, or how the process ended."""
         if self._process is None:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE / "records")))}
-            program = [sys.executable, HERE / "helpers" / "deep_readers.py"]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._process = self._stack.enter_context(started(program, text=True, env=environment, **pipes))
-        stdin, stdout = self._pipes()
-        print(*case, sep="\t", file=stdin, flush=True)
-        answer = stdout.readline().rstrip("\n")
-        if not answer:
-            answer = f"the process ended: {self._process.wait()}"
-            self.close()
-        return answer
+            self._pipe, theirs = PROCESSES.Pipe()
+            self._process = PROCESSES.Process(target=answer, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        try:
+            self._pipe.send(case)
+            return self._pipe.recv()
+        except (EOFError, ConnectionError):
+            return f"the process ended: {self.close()}"
 
-    def _pipes(self) -> tuple[IO[str], IO[str]]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        return self._process.stdin, self._process.stdout
-
-    def close(self) -> None:
-        """End the process."""
-        self._stack.close()
+    def close(self) -> int | None:
+        """End the process; return its exit code, None if there is no process."""
+        if self._process is None:
+            return None
+        self._pipe.close()
+        self._process.join()
+        code = self._process.exitcode
         self._process = None
+        return code
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +64,7 @@ def child() -> Iterator[Child]:
 def test_nesting_makes_a_value_or_an_error_of_ours(
     child: Child, reader: str, depth: int, brackets: str, is_closed: bool
 ):
-    found = child.ask(reader, depth, brackets, int(is_closed))
+    found = child.ask(reader, depth, brackets, is_closed)
     assert found in ("value", "refused")
     if depth > 2 * MAX_DEPTH and reader in (
         "read_json",

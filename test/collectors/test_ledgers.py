@@ -158,7 +158,7 @@ def environment(tokenizer, parser, stops, bound):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 @pytest.mark.filterwarnings("ignore")
 def test_a_collector_writes_the_ledger_of_the_environment(case):

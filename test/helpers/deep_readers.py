@@ -1,14 +1,11 @@
-"""Feed deeply nested input to every reader of untrusted text, in a process that a stack overflow may end.
+"""Feed deeply nested input to every reader of untrusted text, in a process that a stack overflow may end."""
 
-Read lines of `reader depth brackets is_closed` from stdin. Print for each "value", "refused" if the reader
-raised an exception that it documents, or the name and message of any other exception.
-"""
-
+import contextlib
 import json
 import resource
-import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +191,18 @@ def outcome(reader: str, depth: int, brackets: str, *, is_closed: bool) -> str:
 
 READERS = (*TEXTS, *VALUES, "aliases")
 
-if __name__ == "__main__":
+
+def answer(pipe: Connection) -> None:
+    """Receive (reader, depth, brackets, is_closed) from a pipe until it is closed.
+
+    Send for each "value", "refused" if the reader raised an exception that it documents, or the name and
+    message of any other exception.
+    """
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-    for asked in sys.stdin:
-        name, depth, brackets, is_closed = asked.rstrip("\n").split("\t")
-        try:
-            print(outcome(name, int(depth), brackets, is_closed=is_closed == "1"), flush=True)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}"[:300], flush=True)
+    with contextlib.suppress(EOFError):
+        while True:
+            name, depth, brackets, is_closed = pipe.recv()
+            try:
+                pipe.send(outcome(name, depth, brackets, is_closed=is_closed))
+            except BaseException as error:
+                pipe.send(f"{type(error).__name__}: {error}"[:300])

@@ -69,7 +69,7 @@ def messages(draw: st.DrawFn, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3, deadline=None)
 @given(data=st.data(), tolerance=st.sampled_from(["strict", "lenient"]))
 def test_any_text_is_read_into_json_and_answered(name: str, data: st.DataObject, tolerance: str):
     """Arguments are finite JSON, each call has a result to render, and a stream agrees."""

@@ -55,7 +55,7 @@ def damages(draw: st.DrawFn, tag: str) -> str:
 
 
 @pytest.mark.parametrize("name", RAW)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
 @given(data=st.data())
 def test_no_call_runs_with_a_damaged_end_tag_in_a_value(name: str, data: st.DataObject):
     tag = end_tag(name)

@@ -41,7 +41,7 @@ QUOTES = [("", ""), ('"', '"'), ("`", "`"), ("'", "'"), ("(", ")"), ("“", "”
 
 
 @pytest.mark.parametrize(("name", "opener"), PAIRS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3, deadline=None)
 @given(
     before=st.sampled_from(["The token ", "标记 ", "", "Two lines:\n"]),
     quotes=st.sampled_from(QUOTES),

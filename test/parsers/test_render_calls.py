@@ -57,27 +57,19 @@ def test_no_calls_read_back_as_none(name: str):
     assert not result.text or name in ("openai", "anthropic"), "structured messages have an empty list"
 
 
-@pytest.mark.parametrize(
-    "tool", ["", " ", "a\n", "\ta", "\u2028a", "<tool_call>", "[ARGS]", "a<b", "a>b", "a(b"]
-)
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_name_that_cannot_be_read_back_is_refused(name: str, tool: str):
-    parser = get_parser(name)
-    try:
-        text = parser.render_call(ParsedCall(tool, {"a": "x"}, "call_0"))
-    except ValueError:
-        return
-    found = parser.parse(text, tools={tool: {"type": "object", "properties": {"a": {"type": "string"}}}})
-    assert [(call.tool, dict(call.args)) for call in found.calls] == [(tool, {"a": "x"})]
+NAMES = ["", " ", "a\n", "\ta", "\u2028a", "<tool_call>", "[ARGS]", "a<b", "a>b", "a(b"]
+KEYS = ["<parameter=", "a<b", "<function=", "<tool/", "</arg_key>", "a=b"]
 
 
-@pytest.mark.parametrize("key", ["<parameter=", "a<b", "<function=", "<tool/", "</arg_key>", "a=b"])
 @pytest.mark.parametrize("name", PARSERS)
-def test_an_argument_whose_name_cannot_be_read_back_is_refused(name: str, key: str):
+def test_a_name_that_cannot_be_read_back_is_refused(name: str):
+    """Names of tools and of arguments."""
     parser = get_parser(name)
-    try:
-        text = parser.render_call(ParsedCall("f", {key: "x"}, "call_0"))
-    except ValueError:
-        return
-    found = parser.parse(text, tools={"f": {"type": "object", "properties": {key: {"type": "string"}}}})
-    assert [(call.tool, dict(call.args)) for call in found.calls] == [("f", {key: "x"})]
+    for tool, key in [*((tool, "a") for tool in NAMES), *(("f", key) for key in KEYS)]:
+        try:
+            text = parser.render_call(ParsedCall(tool, {key: "x"}, "call_0"))
+        except ValueError:
+            continue
+        schema = {"type": "object", "properties": {key: {"type": "string"}}}
+        found = parser.parse(text, tools={tool: schema})
+        assert [(call.tool, dict(call.args)) for call in found.calls] == [(tool, {key: "x"})]

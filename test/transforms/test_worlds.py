@@ -339,7 +339,7 @@ calls = st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 9), st.intege
 programs = st.lists(st.lists(st.lists(calls, max_size=5), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(programs=programs)
 def test_the_world_ends_as_if_the_calls_had_run_one_by_one_in_their_order(programs):
     """programs: per trajectory its turns, per turn its calls. All trajectories of a turn run at once."""
