@@ -117,7 +117,7 @@ def _is_found(values: JSON, mistake: Any) -> bool:
             values = cast("Schema", values)[step]
         elif isinstance(values, list) and isinstance(step, int) and step < len(cast("list[JSON]", values)):
             values = cast("list[JSON]", values)[step]
-    return type(values) is type(mistake["input"]) and values == mistake["input"]
+    return type(cast(object, values)) is type(mistake["input"]) and values == mistake["input"]
 
 
 def _pydantic_mistakes(error: pydantic.ValidationError, start: Sequence[str | int]) -> list[str]:
@@ -241,8 +241,7 @@ _METADATA = frozenset((
 
 
 def _is_metadata(default: Any) -> bool:
-    kind = type(default)
-    is_known = kind.__module__ in _METADATA and not inspect.isroutine(default)
+    is_known = type(cast("object", default)).__module__ in _METADATA and not inspect.isroutine(default)
     described = BaseMetadata | GroupedMetadata | types.GenericAlias | types.UnionType
     return is_known or isinstance(default, described)
 
