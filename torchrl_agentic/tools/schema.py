@@ -259,7 +259,12 @@ def _field_with_default(parameter: inspect.Parameter, hint: Any) -> FieldInfo | 
 
 
 def is_required(parameter: inspect.Parameter, hint: Any) -> bool:
-    """Return whether a parameter has neither a default nor a `Field` with one."""
+    """Return whether a parameter has neither a default nor a `Field` with one.
+
+    Args:
+        parameter: The parameter.
+        hint: Its annotation, with the `Field` that is its default.
+    """
     is_unset = parameter.default is parameter.empty or isinstance(parameter.default, FieldInfo)
     return is_unset and _field_with_default(parameter, hint) is None
 
