@@ -396,7 +396,8 @@ class ToolResult(_ToolResultFields):
                 )
         if _is_response(cast("object", value)):
             return cls(_response_parts(value))
-        if type(value) not in JSON_TYPES and isinstance(value, Awaitable | AsyncIterable | Iterator):
+        is_plain = type(cast("object", value)) in JSON_TYPES
+        if not is_plain and isinstance(value, Awaitable | AsyncIterable | Iterator):
             if not isinstance(value, Iterator):
                 kind = type(cast("object", value)).__name__
                 raise UnreadableResult(f"a tool returned a {kind}, which has not run: await it")
