@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import pydantic_core
@@ -60,6 +61,10 @@ FIRST = 10
 """Number of elements, rows and columns that an abridged value keeps."""
 MAX_YIELDED = 100_000
 """Most values that an iterator may yield whose items become a result."""
+
+
+JSON_TYPES = frozenset((str, int, float, bool, NoneType, list, dict, tuple))
+"""Types of values that are neither awaitable nor iterators, which a lookup tells faster than `isinstance`."""
 
 
 class Status(StrEnum):
@@ -391,15 +396,18 @@ class ToolResult(_ToolResultFields):
                 )
         if _is_response(cast("object", value)):
             return cls(_response_parts(value))
-        if isinstance(value, Awaitable | AsyncIterable):
-            kind = type(cast("object", value)).__name__
-            raise UnreadableResult(f"a tool returned a {kind}, which has not run: await it")
-        if isinstance(value, Iterator):
+        is_plain = type(cast("object", value)) in JSON_TYPES
+        if not is_plain and isinstance(value, Awaitable | AsyncIterable | Iterator):
+            if not isinstance(value, Iterator):
+                kind = type(cast("object", value)).__name__
+                raise UnreadableResult(f"a tool returned a {kind}, which has not run: await it")
             value = listed(cast("Iterator[Any]", value))
         try:
             return cls((JsonPart(jsonable(value)),))
         except TypeError:
-            return cls((TextPart(_as_text(value)),), notes=(f"not JSON: {type(value).__name__}",))
+            return cls(
+                (TextPart(_as_text(value)),), notes=(f"not JSON: {type(cast(object, value)).__name__}",)
+            )
 
     @classmethod
     def from_verl(cls, value: Any) -> ToolResult:

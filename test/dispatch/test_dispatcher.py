@@ -331,14 +331,6 @@ async def test_only_the_first_crash_at_a_place_has_a_traceback(caplog: pytest.Lo
     assert caplog.records[2].getMessage() == "tool fragile crashed 10 times with this KeyError"
 
 
-async def test_result_without_a_text_form_is_a_crash():
-    async def odd() -> object:
-        return object()
-
-    async with Dispatcher([odd]).session("t") as session:
-        assert (await session.run([_call("odd")]))[0].status is Status.CRASH
-
-
 async def test_refused_call_gets_a_result_with_the_alternatives():
     async def add(a: int) -> int:
         return a

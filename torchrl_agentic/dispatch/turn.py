@@ -189,10 +189,13 @@ class _RunClock:
 
     Attributes:
         queued_s: Seconds that the clock was paused.
+        deadline: Time of the event loop's clock at which the call is stopped, by this clock or with its turn,
+            or None.
     """
 
     __slots__ = (
-        "_entry", "_expire", "_last", "_loop", "_own", "_stopped_at", "_stops", "_timer", "queued_s",
+        "_entry", "_expire", "_last", "_loop", "_own", "_stopped_at", "_stops", "_timer", "deadline",
+        "queued_s",
     )  # fmt: skip
 
     def __init__(
@@ -207,15 +210,8 @@ class _RunClock:
         self._stops = 0
         self.queued_s = 0.0
         self._own, self._last = own, last
+        self.deadline = own if last is None else last if own is None else min(own, last)
         self._timer = None if own is None else loop.call_at(own, expire, entry)
-
-    @property
-    def deadline(self) -> float | None:
-        """Time of the event loop's clock at which the call is stopped: by this clock, or with its turn."""
-        own, last = self._own, self._last
-        if own is None or last is None:
-            return last if own is None else own
-        return min(own, last)
 
     def stop(self) -> None:
         """Pause the clock; it goes on after as many calls of `go_on`."""
@@ -237,7 +233,7 @@ class _RunClock:
         """End the clock, whether it runs or is paused."""
         if self._stops:
             self._count()
-        self._own = None
+        self._own = self.deadline = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -246,6 +242,7 @@ class _RunClock:
         self.queued_s += paused_s
         if self._own is not None:
             self._own += paused_s
+            self.deadline = self._own if self._last is None else min(self._own, self._last)
 
     def _armed(self) -> asyncio.TimerHandle | None:
         own = self._own

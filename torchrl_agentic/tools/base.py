@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 from torchrl_agentic.errors import Interface
-from torchrl_agentic.messages import JSON, MAX_YIELDED, listed
+from torchrl_agentic.messages import JSON, JSON_TYPES, MAX_YIELDED, listed
 from torchrl_agentic.tools.row_data import NO_DATA, RowData
 from torchrl_agentic.tools.signatures import is_async
 
@@ -241,10 +241,7 @@ class AsyncCallable:
             value = await self.function(*args, **kwargs)
         else:
             value = await in_thread(_on_thread, self.function, *args, **kwargs)
-        return value if type(value) in _VALUES else await _settled(value)
-
-
-_VALUES = frozenset((str, int, float, bool, NoneType, list, dict, tuple))
+        return value if type(value) in JSON_TYPES else await _settled(value)
 
 
 def _on_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

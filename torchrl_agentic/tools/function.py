@@ -132,9 +132,11 @@ class FunctionTool(Tool):
             return ToolResult.from_error(error, self.name)
         if self._sources:
             kwargs.update(self._filled_in(ctx))
-        for name, field in self._defaults.items():
-            if name not in kwargs:
-                kwargs[name] = field.get_default(call_default_factory=True)
+        if self._defaults:
+            missing = self._defaults.keys() - kwargs.keys()
+            kwargs.update(
+                (name, self._defaults[name].get_default(call_default_factory=True)) for name in missing
+            )
         value = await self._call_target(ctx.in_thread, **kwargs)
         return ToolResult.from_verl(value) if self.returns_verl and isinstance(value, tuple) else value
 

@@ -118,7 +118,7 @@ def _is_found(values: JSON, mistake: Any) -> bool:
             values = cast("Schema", values)[step]
         elif isinstance(values, list) and isinstance(step, int) and step < len(cast("list[JSON]", values)):
             values = cast("list[JSON]", values)[step]
-    return type(values) is type(mistake["input"]) and values == mistake["input"]
+    return type(cast(object, values)) is type(mistake["input"]) and values == mistake["input"]
 
 
 def _pydantic_mistakes(error: pydantic.ValidationError, start: Sequence[str | int]) -> list[str]:
@@ -242,8 +242,7 @@ _METADATA = frozenset((
 
 
 def _is_metadata(default: Any) -> bool:
-    kind = type(default)
-    is_known = kind.__module__ in _METADATA and not inspect.isroutine(default)
+    is_known = type(cast("object", default)).__module__ in _METADATA and not inspect.isroutine(default)
     described = BaseMetadata | GroupedMetadata | types.GenericAlias | types.UnionType
     return is_known or isinstance(default, described)
 
@@ -261,7 +260,12 @@ def _field_with_default(parameter: inspect.Parameter, hint: Any) -> FieldInfo | 
 
 
 def is_required(parameter: inspect.Parameter, hint: Any) -> bool:
-    """Return whether a parameter has neither a default nor a `Field` with one."""
+    """Return whether a parameter has neither a default nor a `Field` with one.
+
+    Args:
+        parameter: The parameter.
+        hint: Its annotation, with the `Field` that is its default.
+    """
     is_unset = parameter.default is parameter.empty or isinstance(parameter.default, FieldInfo)
     return is_unset and _field_with_default(parameter, hint) is None
 

@@ -310,7 +310,7 @@ def _without_pointers(value: JSON) -> JSON:
     if isinstance(value, str):
         return _GONE if not {*DEFINITIONS}.isdisjoint(path_of(value) or ()) else value
     if not isinstance(value, Mapping | list | tuple) or not value:
-        return value
+        return cast("JSON", value)
     if isinstance(value, Mapping):
         parts = {name: _without_pointers(part) for name, part in cast("Schema", value).items()}
         return {name: part for name, part in parts.items() if part is not _GONE} or _GONE

@@ -140,7 +140,12 @@ def exchange(
 
 
 def warn_of(tool: Tool, parser: Any) -> None:
-    """Log a warning if a tool has no description, or a name that the API of the parser's format refuses."""
+    """Log a warning if a tool has no description, or a name that the API of the parser's format refuses.
+
+    Args:
+        tool: The tool.
+        parser: The parser of its calls.
+    """
     names: str = getattr(parser, "tool_names", "")
     if names and not re.fullmatch(names, tool.name):
         logger.warning(

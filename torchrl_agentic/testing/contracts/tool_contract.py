@@ -106,8 +106,8 @@ class ToolContract:
     @pytest.mark.asyncio
     async def test_a_stopped_process_shows_what_it_wrote(self) -> None:
         """The tool stops it before the call, or the turn, would be stopped and return nothing."""
-        for limit in ("per_call_timeout", "per_turn_timeout") if self.endless else ():
-            dispatcher = Dispatcher([self.make()], **{limit: ENDLESS_S})
+        for per_call, per_turn in ((ENDLESS_S, None), (None, ENDLESS_S)) if self.endless else ():
+            dispatcher = Dispatcher([self.make()], per_call_timeout=per_call, per_turn_timeout=per_turn)
             results = await asyncio.gather(
                 *(self.call(dispatcher, args, row) for row, args in enumerate(self.endless))
             )

@@ -26,9 +26,8 @@ def run_capped(code: bytes, head_bytes: int, tail_bytes: int) -> None:
             os.dup2(writer, target)
             os.close(reader)
             os.close(writer)
-        sys.stdout.reconfigure(
-            line_buffering=True
-        )  # a program that the service kills cannot flush its buffer
+        # A program that is killed cannot flush its buffer.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         return _run(code)
     streams: dict[int, _CappedOutput] = {}
     for target, (reader, writer) in zip((1, 2), pipes):  # noqa: B905  Python 3.9 has no strict=
