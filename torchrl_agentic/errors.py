@@ -67,7 +67,7 @@ class SandboxError(InfrastructureError):
 
 
 class FilesNotCopied(ToolError):
-    """What code has left in a sandbox cannot be copied: too much, moved meanwhile, or without rights.
+    """Files that code has left in a sandbox cannot be copied: too many, moved meanwhile, or without rights.
 
     The code is to blame, so it is no `InfrastructureError`: a model must not learn to have its trajectory
     replaced. A collector goes on without the fork.
