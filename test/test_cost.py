@@ -19,7 +19,8 @@ from torchrl_agentic.parsers import PARSERS, get_parser
 from torchrl_agentic.records import Secrets, read_line
 from torchrl_agentic.records.json_dump import json_line
 from torchrl_agentic.sandbox.inside.wire import BadMessage, Splitter, pack
-from torchrl_agentic.text import count_json_values, printable, read_json
+from torchrl_agentic.text import printable, read_json
+from torchrl_agentic.tools.mcp.server_config import count_json_values
 from torchrl_agentic.tools.schema import secret_args
 
 NOISE_S = 0.002

@@ -206,23 +206,6 @@ def count_values(value: Any, *, max_values: int = sys.maxsize, max_depth: int = 
     return count
 
 
-def count_json_values(data: bytes | bytearray, enough: int) -> int:
-    """Return about how many values JSON has, from its commas and brackets, without reading it.
-
-    Args:
-        data: The JSON.
-        enough: If there are more values or strings, the result is any larger number.
-    """
-    count = sum(map(data.count, b",[{"))
-    if count <= enough:
-        return count
-    parts = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * enough + 2)
-    if len(parts) > 2 * enough + 2:
-        return enough + 1
-    outside = b"".join(parts[::2])  # of strings
-    return sum(map(outside.count, b",[{"))
-
-
 def read_json(text: str | bytes | bytearray, *, max_depth: int = MAX_DEPTH, **options: Any) -> Any:
     """Read JSON as `json.loads` does, with a bound on its depth that holds in every version of Python.
 

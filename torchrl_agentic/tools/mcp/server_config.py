@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from torchrl_agentic.sandbox import Sandbox
-from torchrl_agentic.text import count_json_values
 
 Transport: TypeAlias = Literal["auto", "stdio", "sse", "streamable_http"]
 MAX_RESULT_BYTES = 16 << 20
@@ -154,6 +153,23 @@ TOO_MANY = f"the response has more than the allowed {MAX_VALUES:,} values; reque
 def has_too_many_values(data: bytes | bytearray) -> bool:
     """Return whether the JSON of a message has more than `MAX_VALUES` values."""
     return count_json_values(data, MAX_VALUES) > MAX_VALUES
+
+
+def count_json_values(data: bytes | bytearray, enough: int) -> int:
+    """Return about how many values JSON has, from its commas and brackets, without reading it.
+
+    Args:
+        data: The JSON.
+        enough: If there are more values or strings, the result is any larger number.
+    """
+    count = sum(map(data.count, b",[{"))
+    if count <= enough:
+        return count
+    parts = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * enough + 2)
+    if len(parts) > 2 * enough + 2:
+        return enough + 1
+    outside = b"".join(parts[::2])  # of strings
+    return sum(map(outside.count, b",[{"))
 
 
 def _check_command(config: MCPServerConfig) -> None:
