@@ -110,6 +110,7 @@ LISTED: list[Any] = [
         "execution": {"taskSupport": "maybe"},
     },
     {"name": "slow"},
+    {"name": "silent"},
     {"inputSchema": {"type": "object"}},
     "no tool",
     {"name": "no_schema", "inputSchema": "none"},
@@ -142,7 +143,11 @@ def respond(message: dict[str, Any]) -> bytes | None:
         return dumps(answer(number, {"tools": LISTED, "nextCursor": ""}))
     if method == "tools/call":
         name, args = message["params"]["name"], message["params"].get("arguments") or {}
-        return work(number, **args) if name == "slow" else {**TOOLS, "mended": says("x")}[name](number)
+        return (
+            work(number, **args)
+            if name == "slow"
+            else {**TOOLS, "mended": says("x"), "silent": lambda _: b""}[name](number)
+        )
     return dumps(answer(number, {}))
 
 

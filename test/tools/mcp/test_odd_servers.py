@@ -88,8 +88,8 @@ async def test_odd_answers_have_the_same_outcome_over_each_transport(opened, odd
         assert (mended.description, mended.output_schema) == ("", None)
         assert (mended.input_schema, mended.annotations) == ({"type": "object"}, {"readOnlyHint": True})
         assert await outcome(mended, "x") == "x"
-        assert set(server.tools) == {*mcp_odd.TOOLS, "mended", "slow"}
-    for name in (f"'number {len(mcp_odd.TOOLS) + 3}'", "'no_schema'", "'other_schema'", "'tasks'"):
+        assert set(server.tools) == {*mcp_odd.TOOLS, "mended", "slow", "silent"}
+    for name in (f"'number {len(mcp_odd.TOOLS) + 4}'", "'no_schema'", "'other_schema'", "'tasks'"):
         assert f"the MCP server 'odd' has a tool {name} that is not offered: it" in caplog.text
 
 
@@ -103,6 +103,16 @@ async def test_a_request_that_a_server_over_sse_refuses_fails_alone_and_at_once(
         refused = await outcome(server["mended"], "", refuse=True)
         assert refused.startswith("INFRA: the MCP server 'odd' re")
         assert await outcome(server["mended"], "x") == "x"
+
+
+@pytest.mark.parametrize("transport", ["json", "events"])
+async def test_a_response_over_http_without_an_answer_ends_its_call_alone(opened, odd, transport):
+    async with opened(odd[transport]) as server:
+        said = "INFRA: the MCP server 'odd' sent a response without an answer to the request"
+        assert await outcome(server["silent"], said) == said
+        assert server.toolset.shared().restarts == 0
+        assert await outcome(server["mended"], "x") == "x"
+        assert server.toolset.shared().restarts == 0
 
 
 @pytest.mark.parametrize(

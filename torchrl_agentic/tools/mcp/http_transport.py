@@ -294,23 +294,18 @@ class _TicketStream(_Bounded):
         self._reader, self._wanted, self._is_json = reader, wanted, is_json
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the events one by one; an error if a body has no response."""
-        is_answered = self._wanted is None
-        is_odd = self._is_json or self._is_packed
+        """Yield the events one by one, and an error if they have no answer and do not go on elsewhere."""
+        is_done = self._wanted is None
         async with contextlib.aclosing(self._found()) as events:
             async for event in events:
                 messages = event.read(self._reader, self._wanted) if event.name == "message" else []
-                is_odd = is_odd or bool(event.data and not messages)
-                is_answered = is_answered or any("method" not in message for message in messages)
+                can_resume = any(line.startswith(b"id") for line in event.others)
+                is_done = is_done or can_resume or any("method" not in message for message in messages)
                 data = [self._reader.tickets.issue(message) for message in messages] or [b""]
                 for each in data if messages or event.others else ():
                     yield b"\n".join([b"event: message", *event.others, b"data: " + each, b"\n"])
-        if not is_answered and is_odd and self._wanted is not None:
-            why = (
-                _PACKED
-                if self._is_packed
-                else "sent a response that cannot be read: it does not answer the request"
-            )
+        if not is_done and self._wanted is not None:
+            why = _PACKED if self._is_packed else "sent a response without an answer to the request"
             for message in self._reader.no_response(self._wanted, why):
                 yield b"data: " + self._reader.tickets.issue(message) + b"\n\n"
 
