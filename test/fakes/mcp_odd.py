@@ -110,10 +110,11 @@ LISTED: list[Any] = [
         "execution": {"taskSupport": "maybe"},
     },
     {"name": "slow"},
-    {"name": "silent"},
+    {"name": "silent", "inputSchema": {"properties": []}},
     {"inputSchema": {"type": "object"}},
     "no tool",
     {"name": "no_schema", "inputSchema": "none"},
+    {"name": "bad_schema", "inputSchema": {"type": "object", "properties": {"x": {"type": "strin"}}}},
     {"name": "other_schema", "inputSchema": {"type": "string"}},
     {"name": "tasks", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}},
 ]  # fmt: skip

@@ -35,6 +35,7 @@ from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_ht
 from torchrl_agentic.tools.mcp.message_reader import NO_RESPONSE, MessageReader
 from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
+from torchrl_agentic.tools.schema import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,14 @@ class MCPClient:
         except BaseException:
             self._is_stale = True
             raise
-        self._fingerprints, self._looked_at = self._seen(found, connection.reader.left_out), connection
+        left_out = connection.reader.left_out
+        for definition in found:
+            try:
+                Validator(definition.input_schema)
+            except ValueError as error:
+                left_out[definition.name] = str(error)
+        found = [definition for definition in found if definition.name not in left_out]
+        self._fingerprints, self._looked_at = self._seen(found, left_out), connection
         return found
 
     async def _listed(self, connection: Connection) -> list[Tool]:

@@ -498,9 +498,12 @@ def _tool(item: Any) -> Fields:
     fields = _dict(item)
     kept: Fields = _strings(fields, ("name", "title", "description"))
     schema = fields.get("inputSchema")
-    kept["inputSchema"] = (
-        {"type": "object", **schema} if isinstance(schema, dict) else schema or {"type": "object"}
-    )
+    if isinstance(schema, dict):
+        whole: Fields = {"type": "object", **cast("Fields", schema)}
+        if not whole.get("properties", True):  # null, or [] of PHP
+            whole["properties"] = {}
+        schema = whole
+    kept["inputSchema"] = schema or {"type": "object"}
     if isinstance(fields.get("outputSchema"), dict):
         kept["outputSchema"] = fields["outputSchema"]
     notes = _dict(fields.get("annotations"))
