@@ -11,6 +11,7 @@ from helpers.loop_stalls import no_stalls
 from helpers.processes import run_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mcp_types import JSONRPCRequest
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -19,6 +20,7 @@ from torchrl_agentic import ToolError
 from torchrl_agentic.errors import InfrastructureError
 from torchrl_agentic.testing.servers.embedded import serving
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+from torchrl_agentic.tools.mcp.message_reader import ENDS, MessageReader, TooLong
 
 
 @pytest.mark.parametrize("name", ["first", "second"], ids=["id first", "id last"])
@@ -42,6 +44,7 @@ async def test_an_answer_of_many_megabytes_takes_no_memory():
 import asyncio, resource
 from torchrl_agentic import ToolContext, ToolError
 from torchrl_agentic.tools import MCPServerConfig, MCPToolset
+from torchrl_agentic.tools.mcp.message_reader import ENDS, TooLong, MessageReader
 
 async def main():
     config = MCPServerConfig({sys.executable!r}, [{mcp_raw.__file__!r}, "large"])
@@ -105,32 +108,26 @@ async def test_a_server_that_does_not_read_the_responses_to_its_requests_is_lost
 )
 def test_request_id_is_found_at_both_ends_of_a_message(before, number, is_last):
     """Such as other ids, nested in the omitted part."""
-    from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
-
     result = {"result": {"content": [{"id": 7, "text": before + "é" * 3000}], "id": "no"}}
     line = json.dumps(
         {"jsonrpc": "2.0", **result, "id": number} if is_last else {"jsonrpc": "2.0", "id": number, **result},
         ensure_ascii=False,
     ).encode()
-    message = answer_too_large(line[:ENDS], line[-ENDS:], "too large")
-    assert message is not None
-    assert message.message.id == number
+    reader = MessageReader(10)
+    for other in (7, "no", number):
+        reader.sent(JSONRPCRequest(jsonrpc="2.0", id=other, method="tools/call"))
+    (message,) = reader.too_long(TooLong(line[:ENDS], line[-ENDS:], len(line)))
+    assert message["id"] == number
 
 
 @pytest.mark.parametrize(
-    "head",
-    [
-        b'{"method": "sampling", "params": "',
-        b"rubbish",
-        b'{"id": null, "x": "',
-        b'{"id": true, "x": "',
-        b'["',
-    ],
+    "head", [b'{"method": "sampling", "params": "', b"rubbish", b'["', b'{"id": 4, "x": "']
 )
 def test_messages_without_a_response_are_ignored(head):
-    from torchrl_agentic.tools.mcp.stdio_transport import ENDS, answer_too_large
-
-    assert answer_too_large(head, b"x" * ENDS + b'", "id": 3}', "too large") is None
+    reader = MessageReader(10)
+    for number in (3, 5):
+        reader.sent(JSONRPCRequest(jsonrpc="2.0", id=number, method="tools/call"))
+    assert reader.too_long(TooLong(head, b"x" * ENDS + b'", "id": 6}', 10_000)) == []
 
 
 def answering(make):
@@ -199,13 +196,16 @@ async def test_too_large_http_response_fails_only_its_call(opened, make):
             assert len(await server.text("first")) == 3_000_000  # the SDK alone takes events of 1 MiB
 
 
-async def test_too_large_sse_response_closes_the_connection(opened, sse):
-    """The SDK reads all answers from one stream, whose bound cannot be set."""
-    async with opened(MCPServerConfig(url=sse, transport="sse", name="old")) as server:
-        assert len(await server.text("echo", text="x" * 100_000)) == 100_000
-        with pytest.raises(InfrastructureError, match="'old' was lost during the call"):
-            await server.call("echo", text="x" * (1 << 20))
-        assert (await server.text("echo", text="hi")).endswith("hi")
+async def test_too_large_sse_response_fails_only_its_call(opened, sse):
+    """The SDK alone takes events of 1 MiB."""
+    async with opened(
+        MCPServerConfig(url=sse, transport="sse", name="old"), max_result_bytes=3 << 20
+    ) as server:
+        assert len(await server.text("echo", text="x" * (1 << 20))) == 1 << 20
+        with pytest.raises(ToolError, match="more than the allowed 3,145,728 bytes"):
+            await server.call("echo", text="x" * (3 << 20))
+        assert await server.text("echo", text="hi") == "hi"
+        assert server.toolset.shared().restarts == 0
 
 
 async def test_an_answer_over_http_that_is_compressed_unasked_is_not_unpacked(opened):

@@ -58,12 +58,6 @@ async def test_read_only_tools_overlap_and_writers_keep_their_order(opened, demo
         assert server["count"].effects == Effects.PURE
 
 
-async def test_a_name_that_models_cannot_write_is_cleaned_and_the_call_arrives(opened, demo):
-    async with opened(demo()) as server:
-        assert server["odd.name/with spaces"].name == "odd_name_with_spaces"
-        assert await server.text("odd.name/with spaces") == "odd"
-
-
 async def test_a_prefix_comes_before_every_name(opened, raw):
     async with opened(raw(), name_prefix="my_", tools=["first", "count"]) as server:
         assert [tool.name for tool in server.tools.values()] == ["my_first", "my_count"]
@@ -85,9 +79,15 @@ async def test_error_for_a_missing_selected_tool_lists_the_offered_ones(raw, wan
     assert toolset.shared().pid is None
 
 
-async def test_content_of_each_kind_becomes_a_part_in_its_place(opened, demo):
+async def test_tools_of_each_kind_are_called_by_names_that_models_can_write(opened, demo):
     data = b"\x89PNG one pixel"
     async with opened(demo()) as server:
+        assert server["odd.name/with spaces"].name == "odd_name_with_spaces"
+        assert await server.text("odd.name/with spaces") == "odd"
+        assert (await server.call("facts")).parts == (JsonPart({"answer": 42}),)
+        failed = await server.call("fail", why="no luck")
+        assert failed.status is Status.ERROR
+        assert "no luck" in failed.text
         result = await server.call("parts")
     assert result.parts == (
         TextPart("first"),
@@ -100,18 +100,6 @@ async def test_content_of_each_kind_becomes_a_part_in_its_place(opened, demo):
         TextPart("last"),
         JsonPart({"n": 8}),
     )
-
-
-async def test_structured_content_is_json(opened, demo):
-    async with opened(demo()) as server:
-        assert (await server.call("facts")).parts == (JsonPart({"answer": 42}),)
-
-
-async def test_an_error_of_the_tool_is_an_error(opened, demo):
-    async with opened(demo()) as server:
-        result = await server.call("fail", why="no luck")
-    assert result.status is Status.ERROR
-    assert "no luck" in result.text
 
 
 async def test_an_error_of_the_protocol_is_for_the_model_to_read(opened, raw):

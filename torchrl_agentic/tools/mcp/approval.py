@@ -48,6 +48,7 @@ class Approval:
 
     Attributes:
         is_pinned: Whether fingerprints were given.
+        left_out: Tools of the last listing that cannot be offered, with the reason.
     """
 
     def __init__(
@@ -60,25 +61,35 @@ class Approval:
         self.server, self.on_change, self.selected = server, on_change, selected
         self.is_pinned = fingerprints is not None
         self.fingerprints = None if fingerprints is None else dict(fingerprints)
+        self.left_out: Mapping[str, str] = {}
         self._logged: set[tuple[str, str]] = set()
 
-    def see(self, found: Sequence[mcp_types.Tool]) -> dict[str, str]:
-        """Approve the first listing, and log each change in a later one once.
+    def see(self, found: Sequence[mcp_types.Tool], left_out: Mapping[str, str]) -> dict[str, str]:
+        """Approve the first listing, and log once each change in a later one and each tool that is left out.
 
         Args:
             found: The listed tools.
+            left_out: Tools that cannot be offered, with the reason.
 
         Returns:
             Their fingerprints, by the server's names.
         """
+        self.left_out = left_out
+        for name, why in left_out.items():
+            if (self.selected is None or name in self.selected) and self._is_new((name, why)):
+                logger.warning(
+                    "the MCP server %r has a tool %r that is not offered: %s",
+                    self.server,
+                    name[:_SHOWN],
+                    printable(why[:_SHOWN]),
+                )
         now = {definition.name: fingerprint(definition) for definition in found}
         if self.fingerprints is None:
             self.fingerprints = now
         for definition in found:
             seen = (definition.name, now[definition.name])
             change = self.change(*seen)
-            if change and seen not in self._logged and len(self._logged) < _MAX_LOGGED:
-                self._logged.add(seen)
+            if change and self._is_new(seen):
                 logger.warning(
                     "%s%s; its description now: %r",
                     change,
@@ -86,6 +97,13 @@ class Approval:
                     printable((definition.description or "")[:_SHOWN]),
                 )
         return now
+
+    def _is_new(self, event: tuple[str, str]) -> bool:
+        """Return whether an event was not logged before, and may be now."""
+        if event in self._logged or len(self._logged) >= _MAX_LOGGED:
+            return False
+        self._logged.add(event)
+        return True
 
     def change(self, name: str, now: str | None) -> str | None:
         """Return a message if a selected tool differs from its approved description or is new, else None.

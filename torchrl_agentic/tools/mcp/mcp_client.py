@@ -19,7 +19,6 @@ from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
     Implementation,
-    InputRequiredResult,
     PaginatedRequestParams,
     Tool,
     ToolListChangedNotification,
@@ -34,7 +33,7 @@ from mcp_types.jsonrpc import (
     JSONRPCResponse,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from torchrl_agentic.errors import InfrastructureError, ToolError
 from torchrl_agentic.limits.backoff import backoff_pause_s
@@ -42,31 +41,29 @@ from torchrl_agentic.messages import JSON
 from torchrl_agentic.text import printable
 from torchrl_agentic.tools.mcp.approval import canonical
 from torchrl_agentic.tools.mcp.http_transport import Answers, sse, streamable_http
-from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, Transport, too_large
+from torchrl_agentic.tools.mcp.message_reader import NO_RESPONSE, MessageReader
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig, Transport
 from torchrl_agentic.tools.mcp.stdio_transport import ServerReport, stdio
+from torchrl_agentic.tools.schema import Validator
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 """Pause before the second try to reach a lost server, and the longest pause, in seconds."""
 MAX_PAGES = 1000
+MAX_EXTENSION = 10
+"""How many times as long as its timeout a call may take that reports progress and has no other bound."""
 _MAX_LISTINGS = 3  # for one call
 _SHOWN = 1000
 MAX_TOOLS = 1000
 MAX_DEFINITION, MAX_DEFINITIONS = 1 << 18, 1 << 24
 """Most characters of JSON in the description of a tool, and of all tools of a server."""
 
-_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 _NO_ANSWER = (
     "SSE stream", "Server returned an error response", "Session terminated", "Unexpected content type",
-    "Failed to parse JSON response",
+    "server answered a request with 202", "Redirect to",
 )  # fmt: skip
 """Beginnings of errors that the SDK creates if there is no response; servers use the same error codes."""
-_TOO_LARGE = (
-    "SSE stream failed: Server-sent event exceeded",
-    "Failed to parse JSON response: the response has more",
-    f"SSE stream failed: {TOO_MANY}",
-)
 CLOSE_S = 8.0
 """Seconds that closing may take before it is cancelled."""
 MAX_UNANSWERED = 100
@@ -83,7 +80,8 @@ class MCPClient:
         start_timeout: Seconds that it may take until it is ready, and again to list its tools.
         max_result_bytes: Most bytes of a response.
         changed: Called when its tools may have changed.
-        seen: Called with each listing of its tools; returns their fingerprints by name.
+        seen: Called with each listing of its tools, and with the reason by name of those that are left out;
+            returns the fingerprints by name.
 
     Attributes:
         restarts: Number of times that the server was lost and reached again.
@@ -96,7 +94,7 @@ class MCPClient:
         start_timeout: float,
         max_result_bytes: int,
         changed: Callable[[], None],
-        seen: Callable[[Sequence[Tool]], Mapping[str, str]],
+        seen: Callable[[Sequence[Tool], Mapping[str, str]], Mapping[str, str]],
     ) -> None:
         self.config = config
         self.restarts = 0
@@ -176,7 +174,14 @@ class MCPClient:
         except BaseException:
             self._is_stale = True
             raise
-        self._fingerprints, self._looked_at = self._seen(found), connection
+        left_out = connection.reader.left_out
+        for definition in found:
+            try:
+                Validator(definition.input_schema)
+            except ValueError as error:
+                left_out[definition.name] = str(error)
+        found = [definition for definition in found if definition.name not in left_out]
+        self._fingerprints, self._looked_at = self._seen(found, left_out), connection
         return found
 
     async def _listed(self, connection: Connection) -> list[Tool]:
@@ -184,6 +189,7 @@ class MCPClient:
         found: list[Tool] = []
         cursor: str | None = None
         seen: set[str] = set()
+        connection.reader.left_out = {}
         try:
             async with asyncio.timeout(self.start_timeout):
                 for _ in range(MAX_PAGES):
@@ -233,6 +239,7 @@ class MCPClient:
         timeout: float | None,
         left_s: float | None = None,
         on_progress: ProgressFnT,
+        progress_extends_timeout: bool = False,
         check: Callable[[str | None], None],
     ) -> tuple[CallToolResult, Sequence[str]]:
         """Call a tool.
@@ -243,6 +250,8 @@ class MCPClient:
             timeout: Seconds that the server may take to respond; None: no bound.
             left_s: Seconds until the call ends, with connecting if needed; None: no bound.
             on_progress: Called with the progress that the server reports.
+            progress_extends_timeout: Whether `timeout` begins again with each progress, for `left_s` seconds
+                at most, or `MAX_EXTENSION` times `timeout` if that is None.
             check: Called before the call with the fingerprint of the tool in the last listing, or None if it
                 is not listed; its exceptions are raised.
 
@@ -254,30 +263,39 @@ class MCPClient:
             TimeoutError: If there was no response in time; the call is cancelled on the server.
             InfrastructureError: If the server was lost, cannot be reached in time, or violates the protocol.
         """
-        until = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        now = asyncio.get_running_loop().time
+        until = None if left_s is None else now() + left_s
         try:
             async with asyncio.timeout_at(until):
                 connection = await self._looked_at_connection()
         except TimeoutError:
             raise self._error(f"could not be reached within {left_s:.3g} s") from None
-        if until is not None:
-            left_s = until - asyncio.get_running_loop().time()
-            timeout = left_s if timeout is None else min(timeout, left_s)
         check(self._fingerprints.get(name))
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(args)))
+        begun = now()
+        if until is None and timeout is not None:
+            until = begun + (MAX_EXTENSION * timeout if progress_extends_timeout else timeout)
+
+        def end() -> float | None:
+            return until if timeout is None or until is None else min(now() + timeout, until)
+
+        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            if progress_extends_timeout:
+                with contextlib.suppress(RuntimeError):  # the call has ended
+                    bound.reschedule(end())
+            await on_progress(progress, total, message)
+
+        bound = asyncio.timeout_at(end())
         try:
-            async with asyncio.timeout(timeout):
+            async with bound:
                 # Not session.call_tool, which raises for a result that does not fit the tool's output schema,
                 # while the model should see it.
                 result = await connection.session.send_request(
-                    request, _RESULT, progress_callback=on_progress
+                    request, CallToolResult, progress_callback=progressed
                 )
         except TimeoutError:
-            raise TimeoutError(f"no response within {timeout:.3g} s") from None
+            raise TimeoutError(f"no response within {(bound.when() or begun) - begun:.3g} s") from None
         except MCPError as error:
-            if error.message.startswith(_TOO_LARGE):
-                is_long = not error.message.endswith(TOO_MANY)
-                raise ToolError(too_large(None, self.max_result_bytes) if is_long else TOO_MANY) from error
             lines = error.message.split("\n")
             raise self._failure(connection, error) or ToolError(
                 "\n".join(map(printable, lines)), {"code": error.code, "data": error.data}
@@ -285,8 +303,6 @@ class MCPClient:
         except ValidationError as error:
             raise self._garbage(error) from error
         self._tries = 0
-        if isinstance(result, InputRequiredResult):
-            raise ToolError("the tool needs input from a user, which is not available; call it differently")
         return result, self._remarks()
 
     async def _looked_at_connection(self) -> Connection:
@@ -316,6 +332,8 @@ class MCPClient:
 
     def _failure(self, connection: Connection, error: MCPError) -> InfrastructureError | None:
         """Return the exception for a call without a response; None if the error is the server's response."""
+        if error.data is NO_RESPONSE:
+            return self._error(self._shown(error.message))
         is_closed = error.code == CONNECTION_CLOSED and error.message == "Connection closed"
         if connection.is_live and not is_closed and not error.message.startswith(_NO_ANSWER):
             return None
@@ -363,13 +381,18 @@ class Connection:
     Attributes:
         report: Facts about a server that we started, for messages.
         answers: Facts about the HTTP responses of a server, for messages.
+        reader: Reads its messages.
         reason: Why the connection was lost; "" before.
         told: Whether a call has reported the loss.
     """
 
     def __init__(self, client: MCPClient) -> None:
         self.client, self.config = client, client.config
-        self.report, self.answers = ServerReport(), Answers()
+        self.report, self.answers, self.reader = (
+            ServerReport(),
+            Answers(),
+            MessageReader(client.max_result_bytes),
+        )
         self.reason = ""
         self.told = False
         self._session: ClientSession | None = None
@@ -461,16 +484,14 @@ class Connection:
     async def _begun(self, kind: Transport) -> AsyncGenerator[ClientSession]:
         transport: Any
         if kind == "stdio":
-            transport = stdio(self.config, self.report, self.client.max_result_bytes)
+            transport = stdio(self.config, self.report, self.reader)
         else:
-            transport = (sse if kind == "sse" else streamable_http)(
-                self.config, self.answers, self.client.max_result_bytes
-            )
+            transport = (sse if kind == "sse" else streamable_http)(self.config, self.answers, self.reader)
         requests = _ServerRequests()
         async with (
             transport as (read, write),
             ClientSession(
-                _WatchedStream(read, requests, self._read_to_the_end),
+                _WatchedStream(read, self.reader, requests, self._read_to_the_end),
                 _AnsweringStream(write, requests),
                 message_handler=self._message,
                 client_info=Implementation(name="torchrl-agentic", version="1"),
@@ -599,16 +620,19 @@ class _ServerRequests:
 
 
 class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
-    """A stream of the server's messages, with a bound on its requests.
+    """A stream of the server's messages, those for tickets included, with a bound on its requests.
 
     Args:
         stream: The stream.
+        reader: Has the messages for tickets.
         requests: The requests of the server.
         ended: Called with the reason when it has ended; "" if it merely ended.
     """
 
-    def __init__(self, stream: Any, requests: _ServerRequests, ended: Callable[[str], None]) -> None:
-        self._stream, self._requests, self._ended = stream, requests, ended
+    def __init__(
+        self, stream: Any, reader: MessageReader, requests: _ServerRequests, ended: Callable[[str], None]
+    ) -> None:
+        self._stream, self._reader, self._requests, self._ended = stream, reader, requests, ended
 
     @property
     def last_context(self) -> Any:
@@ -616,7 +640,7 @@ class _WatchedStream(anyio.abc.ObjectReceiveStream[Any]):
 
     async def receive(self) -> Any:
         try:
-            item = await self._stream.receive()
+            item: Any = self._reader.tickets.redeemed(await self._stream.receive())
             await self._requests.received(getattr(item, "message", None))
         except EOFError as error:
             self._ended(str(error))

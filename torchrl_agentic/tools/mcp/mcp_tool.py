@@ -243,6 +243,7 @@ class MCPTool(Tool):
             timeout=self.toolset.request_timeout,
             left_s=seconds_left(ctx),
             on_progress=report,
+            progress_extends_timeout=self.toolset.progress_extends_timeout,
             check=check,
         )
         result = mcp_result(found)

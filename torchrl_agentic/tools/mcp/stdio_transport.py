@@ -8,43 +8,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import signal
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import anyio
-import pydantic_core
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
-from mcp_types import ErrorData, JSONRPCError, jsonrpc_message_adapter
-from mcp_types.jsonrpc import INTERNAL_ERROR
 
 from torchrl_agentic.errors import InfrastructureError
-from torchrl_agentic.messages import fields_of
 from torchrl_agentic.sandbox.base import Process
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.sandbox.process import ServerProcess, start_server
 from torchrl_agentic.text import printable
-from torchrl_agentic.tools.mcp.server_config import TOO_MANY, MCPServerConfig, has_too_many_values, too_large
+from torchrl_agentic.tools.mcp.message_reader import Lines, MessageReader, TooLong, as_session_message
+from torchrl_agentic.tools.mcp.server_config import MCPServerConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED = 1 << 30
 """Bytes of a message that is too long that are skipped before the server is closed."""
-ENDS = 1024
-"""Bytes at each end of such a message that are kept, because they may have the id of the request."""
+PART_S = 1.0
+"""Seconds to wait for the next line of a message over several lines."""
 END_S = 2.0
 """Seconds that a server may take to end after its stdin is closed, and again after SIGTERM."""
 STATUS_S = 1.0
 """Seconds to wait for the exit status of a process that has closed its stdout."""
 MAX_STDERR = 2000
 MAX_RUBBISH = 200
-_LAST_ID = re.compile(
-    rb'"id"\s*:\s*(-?\d{1,18}|"(?:[^"\\]|\\.){1,200}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$'
-)
-
 Item = SessionMessage | Exception
 Streams = tuple[MemoryObjectReceiveStream[Item], MemoryObjectSendStream[SessionMessage]]
 
@@ -122,13 +114,15 @@ def _inside(config: MCPServerConfig) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def stdio(config: MCPServerConfig, report: ServerReport, max_bytes: int) -> AsyncGenerator[Streams]:
+async def stdio(
+    config: MCPServerConfig, report: ServerReport, reader: MessageReader
+) -> AsyncGenerator[Streams]:
     """Start a server, and end it with all its processes on exit.
 
     Args:
         config: The server.
         report: Gets the facts about the server.
-        max_bytes: Most bytes of a message; the request of a longer one gets an error.
+        reader: Reads the messages.
 
     Returns:
         An async context manager that yields the streams of the connection.
@@ -139,8 +133,8 @@ async def stdio(config: MCPServerConfig, report: ServerReport, max_bytes: int) -
     incoming, read = anyio.create_memory_object_stream[Item](64)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
-        asyncio.create_task(_receive(config, process, report, max_bytes, incoming)),
-        asyncio.create_task(_send(process, outgoing)),
+        asyncio.create_task(_receive(config, process, report, reader, incoming)),
+        asyncio.create_task(_send(process, reader, outgoing)),
     ]
     try:
         yield read, write
@@ -154,87 +148,48 @@ async def _receive(
     config: MCPServerConfig,
     process: Process,
     report: ServerReport,
-    max_bytes: int,
+    reader: MessageReader,
     incoming: MemoryObjectSendStream[Item],
 ) -> None:
     """Pass on messages until the server ends; then set how it ended before the stream closes."""
-    rest = bytearray()
-    head, skipped = b"", 0  # first bytes and number of skipped bytes of a message that is too long
-    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async with incoming:
-            while data := await process.receive():
-                rest += data
-                if b"\n" in data:
-                    *lines, rest = rest.split(b"\n")
-                    for number, line in enumerate(lines):
-                        if number % 64 == 0:
+    lines = Lines(reader.max_bytes)
+    receiving = asyncio.ensure_future(process.receive())
+    try:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with incoming:
+                while True:
+                    done, _ = await asyncio.wait((receiving,), timeout=PART_S if reader.has_part else None)
+                    data = receiving.result() if done else b""
+                    for number, line in enumerate(lines.feed(data)):
+                        if number % 64 == 63:
                             await asyncio.sleep(0)  # thousands of lines that are no messages may come at once
-                        if (size := skipped + len(line)) > max_bytes:
-                            head = head or bytes(line[:ENDS])
-                            error = too_large(size, max_bytes)
-                            message = answer_too_large(head, bytes(line[-ENDS:]), error)
-                            if message is None:
-                                _pass_over(config, head, report)
-                            head, skipped = b"", 0
-                        elif has_too_many_values(line):
-                            message = answer_too_large(bytes(line[:ENDS]), bytes(line[-ENDS:]), TOO_MANY)
-                        else:
-                            message = _message(config, bytes(line), report)
-                        if message is not None:
-                            await incoming.send(message)
-                if skipped + len(rest) > max_bytes and len(rest) > ENDS:
-                    head = head or bytes(rest[:ENDS])
-                    skipped += len(rest) - ENDS
-                    del rest[:-ENDS]
-                if skipped > max_bytes + MAX_SKIPPED:
-                    report.how = f"it sent a message of more than {skipped >> 20} MiB"
-                    return
-            if not report.how:
+                        is_long = isinstance(line, TooLong)
+                        found = reader.too_long(line) if is_long else reader.read_line(line)
+                        if not found and not reader.has_part:
+                            _pass_over(config, line.head if is_long else line, report)
+                        for message in found:
+                            await incoming.send(as_session_message(message))
+                    if not data:  # no further lines
+                        for message in reader.read_part():
+                            await incoming.send(as_session_message(message))
+                    if lines.skipped > reader.max_bytes + MAX_SKIPPED:
+                        report.how = f"it sent a message of more than {lines.skipped >> 20} MiB"
+                        return
+                    if done and not data:
+                        break
+                    if done:
+                        receiving = asyncio.ensure_future(process.receive())
                 report.how = "it closed its stdout"
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STATUS_S):
                         report.how = await process.wait()
-
-
-def answer_too_large(head: bytes, tail: bytes, message: str) -> SessionMessage | None:
-    """Return an error response in place of a response that is too long.
-
-    Args:
-        head: First bytes of the message. Servers write the id before or after the result.
-        tail: Last bytes of the message.
-        message: What is too large.
-
-    Returns:
-        The error response, or None if the message is not a response or its id is not found.
-    """
-    try:
-        fields = fields_of(pydantic_core.from_json(head.decode(errors="ignore"), allow_partial=True))
-        if fields is None or "method" in fields:
-            return None
-        found = fields.get("id")
-        if "id" not in fields and (last := _LAST_ID.search(tail)) is not None:
-            found = pydantic_core.from_json(last[1])
-    except ValueError:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | str):
-        return None
-    error = ErrorData(code=INTERNAL_ERROR, message=message)
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=found, error=error))
-
-
-def _message(config: MCPServerConfig, line: bytes, report: ServerReport) -> SessionMessage | None:
-    if not line.strip():
-        return None
-    try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
-        _pass_over(config, line, report)
-        return None
+    finally:
+        receiving.cancel()
 
 
 def _pass_over(config: MCPServerConfig, line: bytes, report: ServerReport) -> None:
     """Store and log the first line that is not a message."""
-    if not report.rubbish:
+    if line.strip() and b'"jsonrpc"' not in line and not report.rubbish:
         shown = config.without_secrets(line[: 8 * MAX_RUBBISH].decode("utf-8", "replace").strip())
         report.rubbish = shown[:MAX_RUBBISH]
         logger.warning(
@@ -244,10 +199,13 @@ def _pass_over(config: MCPServerConfig, line: bytes, report: ServerReport) -> No
         )
 
 
-async def _send(process: Process, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+async def _send(
+    process: Process, reader: MessageReader, outgoing: MemoryObjectReceiveStream[SessionMessage]
+) -> None:
     async with outgoing:
         with contextlib.suppress(EOFError):
             async for message in outgoing:
+                reader.sent(message.message)
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 await process.send(text.encode() + b"\n")
 

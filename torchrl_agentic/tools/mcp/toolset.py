@@ -88,6 +88,9 @@ class MCPToolset(Toolset):
             "mcp:<name>", any other writes it, so that calls of one trajectory keep their order unless all of
             them only read.
         on_progress: Called on the event loop with the progress of running calls.
+        progress_extends_timeout: Whether `request_timeout` begins again each time the server reports progress
+            of the call. The `per_call_timeout` still bounds the call; a call without a deadline may take ten
+            times as long.
         max_result_bytes: Most bytes of JSON in a response; a larger one becomes an ERROR result.
         on_change: Treatment of a tool whose description, schemas or annotations differ from the first
             listing, also after a restart of the server and in the server of another trajectory. "warn": log
@@ -114,6 +117,7 @@ class MCPToolset(Toolset):
         limiter: Limiter | None = None,
         effects: Effects | None = None,
         on_progress: Callable[[MCPProgress], None] | None = None,
+        progress_extends_timeout: bool = False,
         max_result_bytes: int = MAX_RESULT_BYTES,
         on_change: OnChange = "warn",
         fingerprints: Mapping[str, str] | None = None,
@@ -144,6 +148,7 @@ class MCPToolset(Toolset):
         self.limiter = limiter
         self.effects = effects
         self.on_progress = on_progress
+        self.progress_extends_timeout = progress_extends_timeout
         self.max_result_bytes = int(max_result_bytes)
         self.on_change: OnChange = on_change
         self.approval = Approval(config.name, on_change, self.selected, fingerprints)
@@ -258,6 +263,11 @@ class MCPToolset(Toolset):
     def _check_selected(self, found: Sequence[mcp_types.Tool]) -> None:
         names = [definition.name for definition in found]
         for wanted in self.selected or ():
+            if wanted in self.approval.left_out:
+                raise ValueError(
+                    f"tools names {wanted!r}, which the MCP server {self.config.name!r} describes but cannot "
+                    f"be offered: {self.approval.left_out[wanted]}"
+                )
             if wanted not in names:
                 near = nearest(wanted, names) or next((name for name in names if clean(name) == wanted), None)
                 hint = f"; did you mean {near!r}?" if near else "."
