@@ -43,7 +43,7 @@ def test_parts_below_the_transforms_load_no_torch(module: str):
     assert _fresh(code) == "[] 1"
 
 
-MAX_LINES_FOR_TOOL_COMPOSE = 10_300
+MAX_LINES_FOR_TOOL_COMPOSE = 10_000
 """Lines of this package that `from torchrl_agentic import ToolCompose` may load."""
 
 

@@ -16,11 +16,6 @@ from torchrl_agentic.trajectory.watch import SILENT
 
 if TYPE_CHECKING:
     from torchrl_agentic.trajectory.episode import Episode, OpenTurn
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torchrl_agentic.trajectory.episode import OpenTurn
-
 
 logger = logging.getLogger(__name__)
 
