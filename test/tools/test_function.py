@@ -710,7 +710,7 @@ async def test_a_field_fills_in_its_default_where_a_schema_is_given():
         Annotated[int, Field(ge=1)], dataclasses.field(default=1), StringConstraints(min_length=1), list[int],
         Field(1, alias="y"), Field(default_factory=lambda data: data), Field(validation_alias="y"),
     ],
-    ids=repr,
+    ids=lambda default: type(default).__name__,
 )  # fmt: skip
 def test_other_descriptions_of_a_parameter_are_no_defaults(default: Any):
     def f(x: int = default):
@@ -723,7 +723,9 @@ def test_other_descriptions_of_a_parameter_are_no_defaults(default: Any):
 
 
 @pytest.mark.parametrize(
-    "default", [None, object(), types.SimpleNamespace(), SecretStr("a"), print], ids=repr
+    "default",
+    [None, object(), types.SimpleNamespace(), SecretStr("a"), print],
+    ids=lambda default: type(default).__name__,
 )
 async def test_other_objects_are_defaults(default: Any):
     @tool
