@@ -74,8 +74,11 @@ class FilesNotCopied(ToolError):
     """
 
 
-class PathNotGranted(SandboxError, PermissionError):
-    """A path lies neither below /work nor below a folder that the limits of the sandbox grant."""
+class PathNotGranted(ToolError, PermissionError):
+    """A path lies neither below /work nor below a folder that the limits of the sandbox grant.
+
+    Whoever names the path is to blame, mostly the model, so it is no `InfrastructureError`.
+    """
 
 
 class ToolFailed(InfrastructureError):

@@ -14,6 +14,7 @@ from helpers.processes import family, run_program, started
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrl_agentic.messages import Status, ToolResult
 from torchrl_agentic.sandbox import (
     BubblewrapSandbox,
     ResourceLimits,
@@ -218,8 +219,12 @@ async def test_roots_that_were_granted_are_there():
         async with BubblewrapSandbox(ResourceLimits(fs_read_roots=(folder,))) as sandbox:
             assert (await sandbox.run(["cat", f"{folder}/f"])).stdout == "in"
             assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code != 0
-            with pytest.raises(SandboxError, match=f"not inside /work; granted folders: {folder}$"):
+            granted = f"not inside /work; granted folders: {folder}$"
+            with pytest.raises(PermissionError, match=granted) as raised:
                 await sandbox.read_file("/etc/passwd")
+            result = ToolResult.from_error(raised.value, "read")
+            assert result is not None
+            assert result.status is Status.ERROR  # the model has named the path
         async with BubblewrapSandbox(ResourceLimits(fs_write_roots=(folder,))) as sandbox:
             assert (await sandbox.run(["touch", f"{folder}/g"])).exit_code == 0
         assert os.path.exists(f"{folder}/g")

@@ -227,7 +227,7 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
             data: Content of the file.
 
         Raises:
-            PathNotGranted: If the path lies elsewhere; it is a SandboxError and a PermissionError.
+            PathNotGranted: If the path lies elsewhere; it is a ToolError and a PermissionError.
             PermissionError: If the path goes through a link.
         """
 
@@ -242,7 +242,7 @@ class Sandbox(metaclass=Interface, members=("limits", "open", "close", "run", "w
         Raises:
             FileNotFoundError: If there is no such file.
             IsADirectoryError: If the path is a folder.
-            PathNotGranted: If the path lies elsewhere; it is a SandboxError and a PermissionError.
+            PathNotGranted: If the path lies elsewhere; it is a ToolError and a PermissionError.
             PermissionError: If the path goes through a link, or is not a regular file.
         """
 
