@@ -555,7 +555,11 @@ class TurnRunner(ABC):
 
     Args:
         threads: Threads for blocking tools.
-        **options: As for `Dispatcher`, which is this with tools and sessions.
+        per_call_timeout: Seconds that one run of any tool may take, or None.
+        per_turn_timeout: Seconds that all calls of a turn may take, or None.
+        validate_inputs: Whether arguments are checked against the tool's schema before it runs.
+        max_calls_per_turn: Number of calls that a message may contain, or None.
+        compose: Object that tools find as `ToolContext.compose`.
 
     Attributes:
         bound: The tools by name, in order.

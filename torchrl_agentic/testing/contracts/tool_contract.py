@@ -18,8 +18,8 @@ from torchrl_agentic.tools.row_data import RowData
 from torchrl_agentic.tools.schema import Validator
 from torchrl_agentic.tools.tool_adapter import ensure_tool
 
-ENDLESS_S = 3.0
-"""Seconds after which a call that never ends is stopped."""
+ENDLESS_S = (3.0, 9.0, 27.0)
+"""Seconds that an endless call gets: a busy machine may need more than the first to begin."""
 
 
 def watch_sessions(owner: Any) -> list[tuple[str, asyncio.Task[Any] | None]]:
@@ -106,14 +106,20 @@ class ToolContract:
     @pytest.mark.asyncio
     async def test_a_stopped_process_shows_what_it_wrote(self) -> None:
         """The tool stops it before the call, or the turn, would be stopped and return nothing."""
-        for per_call, per_turn in ((ENDLESS_S, None), (None, ENDLESS_S)) if self.endless else ():
-            dispatcher = Dispatcher([self.make()], per_call_timeout=per_call, per_turn_timeout=per_turn)
-            results = await asyncio.gather(
-                *(self.call(dispatcher, args, row) for row, args in enumerate(self.endless))
-            )
-            await dispatcher.close()
-            for result in results:
-                assert (result.status, "begun" in result.text) == (Status.TIMEOUT, True), result.text
+        for bound in ("per_call_timeout", "per_turn_timeout") if self.endless else ():
+            wrong: list[str] = []
+            for seconds in ENDLESS_S:
+                limits: dict[str, Any] = {"per_call_timeout": None, bound: seconds}
+                dispatcher = Dispatcher([self.make()], **limits)
+                results = await asyncio.gather(
+                    *(self.call(dispatcher, args, row) for row, args in enumerate(self.endless))
+                )
+                await dispatcher.close()
+                shown = ("begun" in result.text and result.status is Status.TIMEOUT for result in results)
+                wrong = [result.text for result, is_right in zip(results, shown, strict=True) if not is_right]
+                if not wrong:
+                    break
+            assert not wrong, bound
 
     @pytest.mark.asyncio
     async def test_trajectories_run_side_by_side(self, dispatcher: Dispatcher) -> None:
