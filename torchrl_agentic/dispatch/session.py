@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from torchrl_agentic.dispatch.crashes import Crashes
-from torchrl_agentic.errors import InvalidTask, derives
+from torchrl_agentic.errors import InvalidTask, UnreadableResult, derives
 from torchrl_agentic.messages import ParsedCall, ToolResult, claim_id, finite_number
 from torchrl_agentic.sandbox.cancellation import run_to_completion
 from torchrl_agentic.tools.base import (
@@ -310,7 +310,12 @@ class Session:
                 live = await self.live(opener)
                 is_world = isinstance(opener, Toolset)
                 value = await (opener.initial_message(live) if is_world else live.initial_message())
-            return None if value is None else ToolResult.from_value(value).checked()
+            if value is None:
+                return None
+            result = ToolResult.from_value(value).checked()
+            if result.notes and not isinstance(value, ToolResult):  # no call has run
+                raise UnreadableResult(f"an initial message is {result.notes[0]}")
+            return result
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # SystemExit too: it would end the loop that all share
