@@ -1213,12 +1213,12 @@ class TestBugsOfOthers:
         assert flags(td, "n_errors") == [1, 0]
         assert results(td)[1] == ["4"]
 
-    def test_result_that_is_not_json_is_a_crash(self, caplog):
+    def test_result_that_is_not_json_is_shown_as_text(self):
         async def odd() -> object:
             return object()
 
         env = chat_env((1,), ToolCompose([tool(odd)]))
-        assert "crashed" in results(step(env, begin(env), call("odd"))["next"])[0][0]
+        assert results(step(env, begin(env), call("odd"))["next"])[0] == ["<object object>"]
 
     def test_unserializable_result_affects_only_its_call(self, caplog):
         """A part becomes text when the messages are written, outside of where tools are caught."""
