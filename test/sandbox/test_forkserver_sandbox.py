@@ -309,16 +309,3 @@ async def test_two_event_loops_use_one_pool() -> None:
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert found == ["42"] * 30
-
-
-async def test_timers_of_a_cell_are_bounded_and_those_of_others_unharmed():
-    code = """
-import ctypes
-libc, made = ctypes.CDLL(None), 0
-timer = ctypes.c_void_p()
-while made < 5000 and libc.timer_create(1, None, ctypes.byref(timer)) == 0: made += 1
-made
-"""
-    async with ForkServerRepl() as greedy, ForkServerRepl() as other:
-        assert int((await greedy.execute(code)).value) <= 256
-        assert int((await other.execute(code.replace("5000", "10"))).value) == 10
