@@ -199,6 +199,15 @@ def _() -> None:
         BubblewrapSandbox(ResourceLimits(network="allowlist"))
 
 
+@row(DIFFERENT, "`read_file` and `write_file` with a path that is not granted")
+async def _() -> None:
+    async with UnsafeSubprocessSandbox() as sandbox:
+        for work in (sandbox.read_file("/etc/passwd"), sandbox.write_file("/etc/passwd", b"")):
+            with pytest.raises(ToolError, match="granted folders: none") as raised:
+                await work
+            assert isinstance(raised.value, PermissionError)
+
+
 def test_each_row_has_a_test_and_each_test_a_row():
     assert {code(cells[0]) for cells in rows("Unchanged")} == set(UNCHANGED)
     assert {cells[0] for cells in rows("Different on purpose")} == set(DIFFERENT)
