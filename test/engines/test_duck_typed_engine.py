@@ -270,7 +270,7 @@ async def test_a_pool_tries_a_look_alike_by_its_check():
     lost, other = Lost(), Plain()
     pool = EnginePool([lost, other], retry_s=0.01)
     assert (await pool.sample([1], max_tokens=4, key="a")).ids == [9, STOP]
-    assert (len(other.keys), lost.n_checks) == (1, 0)
+    assert len(other.keys) == 1
     while pool.members[0].phase != "in":
         await asyncio.sleep(0.01)
         await pool.sample([1], max_tokens=4, key="b")
