@@ -69,15 +69,15 @@ class SandboxError(InfrastructureError):
 class FilesNotCopied(ToolError):
     """Files that code has left in a sandbox cannot be copied: too many, moved meanwhile, or without rights.
 
-    The code is to blame, so it is no `InfrastructureError`: a model must not learn to have its trajectory
-    replaced. A collector goes on without the fork.
+    The code has caused it, so this is not an `InfrastructureError`: a model must not learn to have its
+    trajectory replaced. A collector goes on without the fork.
     """
 
 
 class PathNotGranted(ToolError, PermissionError):
     """A path lies neither below /work nor below a folder that the limits of the sandbox grant.
 
-    Whoever names the path is to blame, mostly the model, so it is no `InfrastructureError`.
+    The caller has chosen the path, usually the model, so this is not an `InfrastructureError`.
     """
 
 

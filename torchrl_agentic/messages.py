@@ -483,7 +483,7 @@ def image_part(image: Any) -> ImagePart:
         image: An image of Pillow, the bytes of an image file, or a part.
 
     Raises:
-        UnreadableResult: If `image` is none of these.
+        UnreadableResult: If `image` has another type.
     """
     if isinstance(image, ImagePart):
         return image

@@ -112,7 +112,7 @@ class FunctionTool(Tool):
         self.input_schema = self._signature.input_schema if self._signature else schema or {"type": "object"}
         self.effects = effects
         hidden = self._signature.hidden if self._signature else hidden_of(function, _is_hidden)
-        self._defaults = field_defaults(function)
+        self._defaults = self._signature.defaults if self._signature else field_defaults(function)
         self._sources = {parameter: _source(parameter, hint) for parameter, hint in hidden.items()}
         self._needs = _without_default(function, hidden, self._sources)
         sources = set(self._sources.values())

@@ -59,6 +59,7 @@ class FunctionSchema:
         input_schema: JSON Schema of the parameters that the model sees.
         adapters: A pydantic adapter for each of these parameters, by name.
         hidden: Annotations of the parameters that the model does not see, by name; the caller fills them.
+        defaults: The `Field`s that have to fill in the default of a parameter, by its name.
     """
 
     name: str
@@ -66,6 +67,7 @@ class FunctionSchema:
     input_schema: dict[str, JSON]
     adapters: Mapping[str, pydantic.TypeAdapter[Any]]
     hidden: Mapping[str, Any]
+    defaults: Mapping[str, FieldInfo]
 
     def arguments(self, args: Mapping[str, JSON]) -> dict[str, Any]:
         """Convert JSON arguments to the annotated types: dataclasses, enums, models, dates.
@@ -181,7 +183,8 @@ def schema_of(
     }
     schema = {"type": "object", "properties": properties, "required": required, **shared}
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
-    return FunctionSchema(name, description, simplify_schema(schema), adapters, hidden)
+    defaults = _defaults_of(signature.parameters, hints)
+    return FunctionSchema(name, description, simplify_schema(schema), adapters, hidden, defaults)
 
 
 def hidden_of(function: Any, hide: Callable[[Any], bool]) -> dict[str, Any]:
@@ -247,9 +250,12 @@ def _is_metadata(default: Any) -> bool:
     return is_known or isinstance(default, described)
 
 
+def _metadata_of(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
+
+
 def _fields_of(hint: Any) -> list[FieldInfo]:
-    items = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    return [item for item in items if isinstance(item, FieldInfo)]
+    return [item for item in _metadata_of(hint) if isinstance(item, FieldInfo)]
 
 
 def _field_with_default(parameter: inspect.Parameter, hint: Any) -> FieldInfo | None:
@@ -277,17 +283,23 @@ def field_defaults(function: Any) -> dict[str, FieldInfo]:
         function: Any callable; one without a readable signature has none.
     """
     try:
-        parameters, hints = inspect.signature(function).parameters, _hints(function)
+        return _defaults_of(inspect.signature(function).parameters, _hints(function))
     except (ValueError, NameError):
         return {}
+
+
+def _defaults_of(
+    parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any]
+) -> dict[str, FieldInfo]:
     found = {name: _field_with_default(parameters[name], hints.get(name)) for name in parameters}
     return {name: field for name, field in found.items() if field is not None}
 
 
 def _text_of(hint: Any) -> str | None:
     """Return the text in an annotation: `Annotated[int, "How many."]`, or `Annotated[int, Doc("…")]`."""
-    items = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    texts = (item if isinstance(item, str) else getattr(item, "documentation", None) for item in items)
+    texts = (
+        item if isinstance(item, str) else getattr(item, "documentation", None) for item in _metadata_of(hint)
+    )
     return next((text for text in texts if isinstance(text, str)), None)
 
 

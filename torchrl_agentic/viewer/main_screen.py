@@ -131,7 +131,7 @@ class MainScreen(Screen[None]):
         self.show()
 
     def show(self, *, with_page: bool = True) -> None:
-        """Draw the list and the bars, and the page unless it is the same."""
+        """Draw the list, the bars, and the page if it has changed."""
         state, rows = self.state, self.state.list.shown
         with_step, with_run = state.list.shows_all_steps, len(state.library.runs) > 1
         room, place = self.list.room, state.list.place

@@ -293,7 +293,7 @@ class TrajectoryPage:
         return self.page
 
     def next_mate(self, by: int = 1) -> Row | None:
-        """Choose the trajectory to compare with: another one of the same prompt, or None if there is none."""
+        """Select another trajectory of the same prompt to compare with, or None if there is none."""
         opened = self._list.opened
         others = [] if opened.row is None else self._library.group(opened.row)
         others = [row for row in others if row is not opened.row]
@@ -321,7 +321,7 @@ class Search:
         self._library.search(Needle(words) if words else None)
 
     def go(self, by: int) -> str:
-        """Go to the next or previous match; return why there is none, or ""."""
+        """Go to the next or previous match. Return the reason if there is none, else ""."""
         if self._library.needle is None:
             return "there is no search: press f to search"
         self.next_match(by)

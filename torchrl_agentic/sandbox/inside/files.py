@@ -375,7 +375,7 @@ class _TreeCopy:
         return True
 
     def _contents(self, source: int, target: int, size: int) -> None:
-        """Copy the parts of a file that are no holes."""
+        """Copy the data of a file, and skip its holes."""
         start = 0
         while start < size:
             try:

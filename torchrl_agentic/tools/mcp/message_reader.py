@@ -25,7 +25,7 @@ from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
 from torchrl_agentic.text import MAX_DEPTH, MAX_INT_BITS, TooDeepError, count_values
-from torchrl_agentic.tools.mcp.server_config import TOO_MANY, has_too_many_values, too_large
+from torchrl_agentic.tools.mcp.server_config import TOO_MANY, has_too_many_values, split_at_quotes, too_large
 
 Fields = dict[str, Any]
 Number = int | str
@@ -168,7 +168,7 @@ class MessageReader:
         is_long = len(line) > _MAX_PART_LINE  # then it is no part, because looking at it takes too long
         if not self._part:
             if has_too_many_values(line):
-                return self.read(line)
+                return self._refused(line[:ENDS], line[-ENDS:], TOO_MANY, None)
             found, rest, why = self._read(line, None)
             if not why:
                 return found
@@ -353,7 +353,7 @@ def as_session_message(message: Fields) -> SessionMessage:
 
 def _opened(line: bytes, *, in_string: bool) -> tuple[int, bool]:
     """Return how many more brackets a line opens than it closes, and whether it ends inside a string."""
-    pieces = line.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    pieces = split_at_quotes(line)
     outside = b"".join(pieces[in_string::2])
     opened = sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
     return opened, in_string != (len(pieces) % 2 == 0)
@@ -398,7 +398,7 @@ def _as_id(value: Any) -> Number | None:
 
 
 def _params(params: Fields) -> Fields:
-    """Leave out integers that are no floats, which the SDK makes of those of progress."""
+    """Leave out integers too large for a float, to which the SDK converts the numbers of progress."""
     return {
         name: value
         for name, value in params.items()

@@ -165,11 +165,21 @@ def count_json_values(data: bytes | bytearray, enough: int) -> int:
     count = sum(map(data.count, b",[{"))
     if count <= enough:
         return count
-    parts = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * enough + 2)
+    parts = split_at_quotes(data, 2 * enough + 2)
     if len(parts) > 2 * enough + 2:
         return enough + 1
     outside = b"".join(parts[::2])  # of strings
     return sum(map(outside.count, b",[{"))
+
+
+def split_at_quotes(data: bytes | bytearray, most: int = -1) -> list[bytes] | list[bytearray]:
+    """Return what JSON has outside and inside of its strings, in turn, without escaped quotes.
+
+    Args:
+        data: The JSON.
+        most: Maximum number of quotes at which it is split; -1 for no limit.
+    """
+    return data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', most)
 
 
 def _check_command(config: MCPServerConfig) -> None:

@@ -162,7 +162,7 @@ async def _receive(
                     data = receiving.result() if done else b""
                     for number, line in enumerate(lines.feed(data)):
                         if number % 64 == 63:
-                            await asyncio.sleep(0)  # thousands of lines that are no messages may come at once
+                            await asyncio.sleep(0)  # others run between thousands of lines
                         is_long = isinstance(line, TooLong)
                         found = reader.too_long(line) if is_long else reader.read_line(line)
                         if not found and not reader.has_part:
