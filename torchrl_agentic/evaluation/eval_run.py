@@ -104,7 +104,7 @@ class EvalMeter:
         self._metered = engine if is_metered(engine) else None
         counting = [*(() if self._metered is None else (engine,)), *scorer_engines]
         self._meters = [(one, _known(one.usage, one)) for one in {id(one): one for one in counting}.values()]
-        self._check()
+        self._check(self._metered_usage)
 
     def spend(self, trajectory: Trajectory | None) -> Usage:
         """Count a trajectory, and return its usage.
@@ -125,16 +125,16 @@ class EvalMeter:
     def count(self) -> None:
         """Add up all usage, and check the limits."""
         with self._lock:
-            self.usage = self._counted + self._metered_usage
-            self._check()
+            used = self._metered_usage
+            self.usage = self._counted + used
+            self._check(used)
 
     @property
     def _metered_usage(self) -> Usage:
         """Usage in this program of the engines that count their own usage."""
         return sum((_known(one.usage, one) - base for one, base in self._meters), Usage())
 
-    def _check(self) -> None:
-        used = self._metered_usage
+    def _check(self, used: Usage) -> None:
         has_no_cost = self._max_cost is not None and used.unpriced > 0
         if self._reading and (used.uncounted or has_no_cost) and not self._has_warned:
             self._has_warned = True
